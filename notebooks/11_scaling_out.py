@@ -86,8 +86,8 @@ plotting.show_drawing(
 # one gather in place of the chain, and compare the two.
 #
 # A *rank* is a process's number, from 0 to $N - 1$, and rank $i$ gets slice $i$. $l$ is the length
-# of a slice, and the state is called $S$, since $h$ counts the heads. All other letters are as in
-# chapter 03.
+# of a slice, and the state is called $S$, since $h$ counts the heads. (An upright S or A is a
+# layer, as in a pattern.) All other letters are as in chapter 03.
 
 # %% [markdown] slide_title="Why stop at chunks? Slices of any length work the same way"
 # ## 1 · A slice is a pair
@@ -228,8 +228,8 @@ plotting.save(
 #
 # Rank $i$ needs the state just before its slice.
 #
-# The state before slice $i$ is the initial state after all *earlier* pairs, but not the rank's own.
-# This is called an *exclusive prefix* of the pairs:
+# The initial state after the pairs of all earlier slices, but not that of slice $i$ itself, is
+# called an *exclusive prefix*:
 
 
 # %% slide_title="A slice's state leaves out its own writes" slide_figure="11_run_first:1"
@@ -302,8 +302,9 @@ _ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
 #   (M_i, W_i) \cdot (M_j, W_j) = (M_i M_j,\;\; W_i M_j + W_j), \tag{11.4}$$
 #
 # and for SSD, $M_i = a_i I$. To find $M_i$ for another rule, start it with the identity as its
-# state and write nothing but zeros. The identity has $n$ rows instead of $p$, but a rule treats
-# each row of a state by itself. For $W_i$, start it with zeros and write the values.
+# state and write nothing but zeros: by (11.4), $I M_i + 0 = M_i$ is left. The identity has $n$ rows
+# instead of $p$, but a rule treats each row of a state by itself. For $W_i$, start it with zeros
+# and write the values.
 
 
 # %% tags=["setup"]
@@ -363,6 +364,7 @@ for i, name in enumerate(name for name, rank in ranks.items() if rank):
     ax.bar(places, sizes[name], width=0.25, color=plotting.COLORS[i], label=name)
 ax.legend(fontsize=18)
 ax.set_xlabel("singular values of $M/c - I$, the largest first", fontsize=18)
+ax.set_ylabel("size", fontsize=18)
 ax.tick_params(labelsize=18)
 plotting.save(
     fig,
@@ -374,12 +376,12 @@ plotting.save(
 # %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"
 # Linear attention and Mamba-2 only scale the old state. The three rules with a step $\beta$ also
 # correct it along each token's key. Why rank 6? Multiply out six factors of the form $I - \beta k
-# k^\top$. Every term but $I$ begins with one of six keys, so all the rest together has rank 6 at
-# most. (Decays scale $I$ and the rest alike.)
+# k^\top$. Every term but $I$ begins with one of six keys, so all columns of the rest are
+# combinations of six keys: it has rank 6 at most. (Decays scale $I$ and the rest alike.)
 #
 # This correction can travel as two factors of $6n$ numbers each, unless it's cheaper to send all
-# $n^2$. With $n = 128$ and $c$, that makes 1,537 numbers after 6 tokens, and 16,384 from 64 tokens
-# on, besides the $pn$ numbers of $W$:
+# $n^2$. For $n = 128$ that's $2 \cdot 6 \cdot 128 = 1{,}536$ numbers after 6 tokens, and one more
+# for $c$; from 64 tokens on it's 16,384. The $pn$ numbers of $W$ come on top:
 #
 # | rule | its matrix $M_i$ | numbers of $M_i$ |
 # |---|---|---|
@@ -398,7 +400,8 @@ plotting.save(
 # rescale the sums of both to the larger score, then add (chapter 10). In *ring attention* (Liu et
 # al.) the keys and values go from rank to rank, and each rank joins one more triple for each of its
 # queries. **A pair doesn't know the query, so it can be computed once and sent. A triple does, so
-# the keys have to travel.**
+# the keys have to travel.** (You could send the queries round and bring triples back, but there are
+# as many queries as keys, if no heads share keys.)
 
 # %% slide_title="In a ring, keys and values visit every rank in turn" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -415,8 +418,9 @@ plotting.show_drawing(
 #
 # In an `all_gather`, every rank contributes a tensor and gets everybody's tensors. In a
 # `reduce_scatter`, every rank contributes one tensor *per rank* and gets the sum of those addressed
-# to it. In the package, that's how gradients travel back through an `all_gather`. In an
-# `all_reduce`, every rank contributes a tensor and gets the sum of them all.
+# to it. That's how gradients travel back through an `all_gather`: every rank has used rank $j$'s
+# tensor, so rank $j$ needs the sum of all their gradients. In an `all_reduce`, every rank
+# contributes a tensor and gets the sum of them all.
 
 # %% slide_title="Gather, scatter sums, or sum for all" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -796,8 +800,8 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{11.5}$$
 #
-# numbers: it received all $N$ pairs, and returns a gradient for each. Neither depends on $l$. Keys
-# and values do: with $g$ heads of keys and equal slices, they take $2\,b\,l\,g\,p$ numbers
+# numbers: a rank received all $N$ pairs, and returns a gradient for each. Neither depends on $l$.
+# Keys and values do: with $g$ heads of keys and equal slices, they take $2\,b\,l\,g\,p$ numbers
 # forward, and $N$ times as many backward. Take a model of one layer, S or A, first with 8 tokens on
 # each rank, then with 40. Which one's numbers will grow?
 
@@ -850,16 +854,17 @@ assert all(found == [[once, N * once] for once in (pair, pair, *keys)] for found
 patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
-# %% [markdown] slide_title="Beyond 64 to 512 tokens per rank, a ring sends more than SSD"
-# Only attention's numbers grow, and all four rows match the prediction to the byte. But what does a
-# rank *send* over the wire? A rank's contribution to an `all_gather` must reach each of the other
-# $N - 1$, and in ring attention, keys and values take $N - 1$ steps around the ring. So in a
+# %% [markdown] slide_title="From 64 to 512 tokens per rank on, a ring sends more than SSD"
+# Only attention's numbers grow, and all four rows match the prediction to the byte: a number of
+# float64 has eight, so a pair has $8 \cdot 2 \cdot 4 \cdot (8 \cdot 16 + 1) = 8{,}256$. But what
+# does a rank *send* over the wire? A rank's contribution to an `all_gather` must reach each of the
+# other $N - 1$, and in ring attention, keys and values take $N - 1$ steps around the ring. So in a
 # forward pass, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{ring attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
 
-# %% [markdown] slide_title="Beyond 64 to 512 tokens per rank, a ring sends more than SSD"
+# %% [markdown] slide_title="From 64 to 512 tokens per rank on, a ring sends more than SSD"
 # Keys can be stored in sixteen bits, while the package keeps states in float32, and often several
 # heads share a key head. So let a number of a key or value take $s$ bytes, and one of a pair four.
 # Then the two send the same number of bytes when each rank has
@@ -867,15 +872,16 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
-# ring attention sends $l/l^*$ times as much.
-#
-# Both have a cheaper variant. *Ulysses* (Jacobs et al.) swaps tokens for heads, and so reads the
-# whole text with $h/N$ heads on each rank. For every token, a rank has a query and an output for
-# each of $h$ heads, and a key and a value for each of $g$. It keeps an $N$th of them and sends the
-# rest, $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers. However many ranks there are, that's less than
-# twice what it sends on two. A gather of pairs grows with $N - 1$. But pairs can go down a *chain*:
-# each rank joins the prefix with its own pair and sends one pair, but has to wait for its
-# neighbour.
+# ring attention sends $l/l^*$ times as much. Below we take $h = 32$ heads with $p = 64$ and
+# $n = 128$, and $g = 32$ or 8 heads of keys.
+
+# %% [markdown] tags=["aside"]
+# Both have a cheaper variant. *Ulysses* (Jacobs et al.) is attention that swaps tokens for heads,
+# and so reads the whole text with $h/N$ heads on each rank. For every token, a rank has a query and
+# an output for each of $h$ heads, and a key and a value for each of $g$. It keeps an $N$th of them
+# and sends the rest, $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers. The factor $\frac{N-1}{N}$ stays
+# below 1, while a gather of pairs grows with $N - 1$. But pairs can go down a *chain*: each rank
+# joins the prefix with its own pair and sends one pair on, and has to wait for its neighbour.
 
 
 # %% tags=["setup"]
@@ -936,8 +942,9 @@ plotting.save(
 
 # %% [markdown]
 # With grouped keys in sixteen bits, ring attention sends less up to 512 tokens per rank, and 256
-# times as much at 131,072. Against a gather of pairs, Ulysses' crossing grows with the
-# ranks, to 819 tokens on 8. A chain of pairs brings it back to 117. In Cheems itself, three of the
+# times as much at 131,072. *Ulysses*, attention that swaps tokens for heads, sends more from 819
+# tokens on if there are 8 ranks, or from 117 if the pairs go down a chain, each rank sending one
+# instead of seven. In Cheems itself, three of the
 # 24 mixers are I layers, and their keys and values still have to travel.
 
 # %% [markdown]
@@ -1074,12 +1081,13 @@ plotting.save(
 # exchanging cost more. For the A layer we see no gain: at every length, the quartiles of the
 # wall-clock speedup lie on both sides of 1.
 #
-# Halves of equal length aren't equal work: the second half of the tokens has three quarters of all
-# query–key pairs. The usual cure is called *zig-zag*: cut the text into $2N$ slices and give rank
-# $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. `SequenceParallel` doesn't. And
-# torch skips masked pairs only where there are as many queries as keys. The second half's $l/2$
-# queries meet all $l$ keys, so it computes all $l^2/2$ products, masked ones included. One process
-# computes about $l^2/2$ for the whole text.
+# That's the answer to the question above: halves of equal length aren't equal work for attention.
+# The second half of the tokens has three quarters of all query–key pairs. The usual cure is called
+# *zig-zag*: cut the text into $2N$ slices and give rank $i$ the slices $i$ and $2N - 1 - i$, an
+# early one and a late one. `SequenceParallel` doesn't do this. And torch skips masked pairs only
+# where there are as many queries as keys. In a text of $T$ tokens the second half's $T/2$ queries
+# meet all $T$ keys, so rank 1 computes $T^2/2$ products, masked ones included, as many as one
+# process computes for the whole text.
 
 # %% slide_title="Halves aren't equal work; an early and a late slice are" tags=["figure", "slide"]
 plotting.show_drawing(

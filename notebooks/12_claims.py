@@ -159,8 +159,9 @@ plotting.save(
 # - **holds** as printed; **holds corrected**: wrong as printed, and we know a repair; **does not
 #   hold**: a check refutes it, and we know no repair;
 # - **seen at small scale**: our small models or toy tasks show an effect of the claimed sign.
-#   **Opposite**: they show the other sign, significantly or in every run. **Not seen**: neither.
-#   **Undecided**: the interval includes both the claimed effect and none. Seen isn't proved;
+#   **Opposite**: they show the other sign, significantly or in every run. **Not seen**: we looked,
+#   and found neither. **Undecided**: the interval includes both the claimed effect and none, or
+#   runs fall on both sides. Seen isn't proved;
 # - **not independent**: the printed numbers follow from numbers printed for something else;
 # - **not testable here**: we lack the data, weights, machines or setting, or it's unclear.
 
@@ -340,8 +341,9 @@ plotting.save(
 # ### Sign
 #
 # WM and OTCE end their Appendix A with $\langle R_tc, R_sb\rangle = c^\top R_{t-s}\,b$, where $R_t$
-# rotates by the angle $t$. Which inputs would reveal that $R_{t-s}$ should be $R_{s-t}$ (lab 04a)?
-# Put $c$ and $b$ at a right angle, and take a quarter turn:
+# rotates by the angle $t$. But the left side is $c^\top R_t^\top R_s\,b$, and $R_t^\top$ turns
+# back: it should be $R_{s-t}$ (reference 04a). Which inputs would reveal that? Put $c$ and $b$ at a
+# right angle, and take a quarter turn:
 
 
 # %% tags=["setup"]
@@ -375,11 +377,11 @@ plotting.show_drawing(
 # %% [markdown]
 # ### Axis
 #
-# WM Listing 3 carries states between chunks with a matrix of decays $D_{ts}$, target by source. So
-# does `carry`, for chunks of one token. `is_causal(layer, 3)` feeds a layer random tokens of width
-# 3, then only the first few of them, and compares. Each target should add up what its sources left,
-# $\sum_s D_{ts}\,x_s$ (axis 2), but the listing sums over the targets, $\sum_t D_{ts}\,x_s$ (axis
-# 1):
+# WM Listing 3 carries states between chunks with a matrix of decays $D_{ts}$, target by source.
+# Each target should add up what its sources left, $\sum_s D_{ts}\,x_s$ (axis 2), but the listing
+# sums over the targets, $\sum_t D_{ts}\,x_s$ (axis 1). `carry` does either, for chunks of one
+# token. Does a later token change an earlier output? `is_causal(layer, 3)` feeds a layer random
+# tokens of width 3, then only the first few of them, and compares:
 
 
 # %% tags=["aside"]
@@ -509,10 +511,10 @@ for g in (1, 2, 4):
 # %% [markdown]
 # ### Initialisation and gradient
 #
-# **Initialisation.** Ch Listing 4 starts the product keys at zero, so at first the queries have no
-# gradient. After one step they have one. Two factors that *both* start at zero wait for each other
-# forever. LoRA starts one of two at zero, on purpose. **The test: after a step, every parameter
-# must have a gradient.**
+# **Initialisation.** Ch Listing 4 starts the product keys at zero. A score is $q \cdot k$, and its
+# gradient with respect to $q$ is $k$, so at first the queries have none. After one step they do.
+# Two factors that *both* start at zero wait for each other forever. LoRA starts one of two at zero,
+# on purpose. **The test: after a step, every parameter must have a gradient.**
 
 
 # %% tags=["setup"]
@@ -768,8 +770,8 @@ assert faults == [*QUESTIONS]
 # the release that `constraints.txt` pins. FalconH1 runs Mamba-2 and attention side by side, Jamba
 # has Mamba and attention in turn, and Doge, by WM's authors, has attention with MLPs or with CDMoE.
 # Ours are tiny and have random weights, because we test code, not checkpoints. The weights are
-# large (`initializer_range` 0.3), but at 0.02 the same questions fail. A model with another call
-# signature needs a `call` that translates:
+# large (`initializer_range` 0.3), so that a mistake shows; at 0.02 the same questions fail. A model
+# with another call signature needs a `call` that translates:
 
 # %% tags=["setup"]
 for package in ("fla", "mamba_ssm", "causal_conv1d"):
@@ -831,9 +833,9 @@ plotting.save(
 # %% [markdown]
 # FalconH1 alone is clean, and only since June 2026. Pull request 46741 of `transformers` repaired
 # how it and four other models go on from a cache, which is what *pieces* asks. Is it bad that
-# neither Doge *learns*? No. Its dynamic mask (chapter 05) multiplies what comes from `dt_proj` by a
-# factor `A` that starts at zero. After one step `A` has moved, and `dt_proj` learns. That leaves
-# two faults, Jamba's and that of CDMoE.
+# neither Doge passes *learns*? No. Its dynamic mask (chapter 05) multiplies what comes from
+# `dt_proj` by a factor `A` that starts at zero. After one step `A` has moved, and `dt_proj` learns.
+# That leaves two faults, Jamba's and that of CDMoE.
 
 # %% tags=["guard"]
 seen = {name: [q for q, a in row.items() if a == "no"] for name, row in shipped.items()}
@@ -898,9 +900,7 @@ plotting.save(
 # > pass (token-by-token generation is unaffected). It is kept as-is so existing checkpoints give
 # > the same outputs." — transformers, `modeling_doge.py`
 #
-# We can repair it from outside.
-#
-# `SplitPerToken` reorders the logits so that the same `view` splits
+# `SplitPerToken` repairs it from outside. It reorders the logits so that the same `view` splits
 # each token's logits in two. Then *causal*, *rows*, *pieces* and *padding* all pass. (A trained
 # checkpoint would then compute something else.)
 
@@ -976,7 +976,7 @@ for name, (recomputed, printed, _) in AVERAGED.items():
     far += zip(printed[off].tolist(), recomputed[off].tolist(), strict=True)
 assert come_out == [6, 5, 6, 2, 6, 2, 2]
 
-# %% slide_title="Seven of 36 averages don't follow from their rows" tags=["figure", "slide"]
+# %% slide_title="Seven of 36 averages don't follow from their entries" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(10, 4.8))
 for y, (gap, off, rounding) in enumerate(reversed(gaps.values())):
     ax.barh(y, 2 * rounding, 0.7, -rounding, color=plotting.QUIET, alpha=0.35)
@@ -1113,10 +1113,11 @@ plotting.save(
 # %% [markdown]
 # The tables aren't independent: every row of WM Table 3 is the row of Ch Table 3 times one factor,
 # up to rounding (reference 12a). For comparison, divide WM Table 3 by OTCE Table 7, which has the
-# same tasks, so that each column meets another model. Then the six ratios of a task scatter, from
-# 0.37 to 1.75. Back to Ch Table 3. In its first task, 50.11/45.65, 58.74/53.51 and 61.07/55.63 are
-# all 1.098. Yet WM calls the three models MoE, MoE-SEI and CDMoE, and Ch calls them Jamba, OTCE and
-# Cheems. We can't tell how that came about.
+# same tasks, so that each column is divided by another model's. Then the six ratios of a task
+# scatter, from 0.37 to 1.75. Back to Ch Table 3. In its first task, 50.11/45.65, 58.74/53.51 and
+# 61.07/55.63 are all 1.098. Yet WM calls the three models MoE, MoE-SEI and CDMoE, and Ch calls them
+# Jamba, OTCE and Cheems. And what Ch calls OTCE is called ECDMOE in OTCE Table 7: 104 of 104
+# numbers are the same. We can't tell how that came about.
 
 # %% tags=["guard"]
 assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-4
@@ -1148,9 +1149,9 @@ assert wins == [6, 5, 2, 6]
 #
 # An accuracy over $N$ questions is $k/N$, so all numbers on one task must be fractions of the same
 # $N$. Take OTCE Table 7. It compares three mixtures of experts, called SEIMOE, CCDMOE and ECDMOE,
-# which share parameters in three ways (chapter 06). On *computer network*, the first two score
-# 42.1, 52.63, 47.37 and 52.63, which is 8, 10, 9 and 10 of 19. Does every task have such an $N$? We
-# look for the smallest, below 60:
+# which share parameters in three ways (chapter 06). On *computer network*, the first two models
+# score 42.1 and 52.63 zero-shot, 47.37 and 52.63 five-shot: 8, 10, 9 and 10 of 19. Does every task
+# have an $N$ that fits such a set of four? We look for the smallest, below 60:
 
 # %% tags=["setup"]
 VALIDATION = [19, 19, 21, 37, 19, 24, 19, 18, 16, 37, 24, 18, 19, 19, 19, 19, 21, 19, 20, 23, 55]
@@ -1287,10 +1288,10 @@ plotting.save(
 # %% [markdown]
 # One average has a standard error of 1.4 points, so a difference has one of 2.0. The best and the
 # second best are 0.9 to 1.6 standard errors apart. Two equally good models would be a whole
-# standard error apart, or more, in about one comparison in three. We assumed the validation set,
-# but none of WM Table 3's numbers fits it. If the test set with its 12,342 questions was used,
-# divide the errors by three. Then the same leads are about 3 to 5 standard errors. The verdict
-# hangs on a number that the paper doesn't print.
+# standard error apart, or more, in about one comparison in three. We assumed the validation set, as
+# for two models of OTCE Table 7, but none of WM Table 3's numbers fits it. If the test set with its
+# 12,342 questions was used, divide the errors by three. Then the same leads are about 3 to 5
+# standard errors. The verdict hangs on a number that the paper doesn't print.
 #
 # WM Table 4 uses larger tests. With the numbers of questions that EleutherAI's harness scores,
 # Cheems' average is 1.6 standard errors ahead of Jamba's at 320M and 2.3 at 1.3B. WM App. C.2 names
@@ -1365,10 +1366,6 @@ balances = {name: [run["end"] for run in books[BOOKS[name]]] for name in BOOKS}
 sizes = {row["d_state"]: row["runs"] for row in read_table("08_state_size", "table")}
 smaller = {f"S\n{n}": [run["right"][-1][1] for run in sizes[n]] for n in (4, 16, 64)}
 smaller |= {name: [run["right"][-1][1] for run in rows[NAMES[name]]] for name in ("S A", "A A")}
-for name, runs in looked_up.items():
-    print(f"{name}: 90 % after", *("never" if n > 2000 else n for n in runs), "updates")
-for name, runs in balances.items():
-    print(f"{name:5} explains {min(runs):.2f} to {max(runs):.2f} of past balances")
 
 # %% tags=["setup"]
 SYSTEMS = {"none": "Mamba-2", "Jamba": "Jamba", "Cheems": "Cheems", "all": "LlaMa"}
@@ -1386,11 +1383,6 @@ losses = {name: [run["nats"][-1][1] for run in read_table("09_systems", "runs")
 clock = read_table("10_efficiency", "systems anew")["systems"]["evaluation"]["16384"]
 seconds = {name: clock[system] for name, system in SYSTEMS.items()}
 gigabytes = {"none": [sent(8, 0)], "1 in 8": [sent(7, 1)], "all": [sent(0, 8)]}
-print("           nats per byte   seconds")
-for name, system in SYSTEMS.items():
-    loss, time = statistics.fmean(losses[name]), statistics.median(seconds[name])
-    print(f"{name:7}{system:8}{loss:9.3f}{time:12.1f}")
-print("gigabytes:", *(f"{name} {sent:.2f}" for name, (sent,) in gigabytes.items()), sep="  ")
 
 
 # %% tags=["figure"]
@@ -1448,16 +1440,17 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="States look up pairs until they are full; then attention must"
-# In the second picture: attention over states (V = S) is ahead of both in every run. In the first,
-# S A needs 60 updates fewer than S S on average. We measured every 100, so that's a tie.
+# It does in the second picture: attention over states (V = S) beats both pure models in every run.
+# In the first, where fewer updates are better, S A needs 60 updates fewer than S S on average. We
+# measured every 100, so that's a tie.
 #
 # **For what?** To fetch what a state can't hold. As long as there is room, states with a
-# convolution look up pairs as well as attention, and sooner (first picture; with rotations S S
-# learned it in two runs of five). Now shrink the state of a single layer (third picture): a width
-# of 64 gets 0.99 of the 16 pairs right on average, a width of 4 only 0.27. Attention has no state
-# to fill: it keeps every token. It also knows what a balance *was* (second picture, chapter 05's
-# account book: what was the balance right after entry number 3?). Two state layers explain at most
-# 0.82 of that, all models with attention more than 0.9 in every run.
+# convolution look up pairs as well as attention, which has none here, and sooner (first picture;
+# with rotations S S learned it in two runs of five). Now shrink the state of a single layer (third
+# picture): a width of 64 gets 0.99 of the 16 pairs right on average, a width of 4 only 0.27.
+# Attention has no state to fill: it keeps every token. It also knows what a balance *was* (second
+# picture, chapter 05's account book: what was the balance right after entry number 3?). Two state
+# layers explain at most 0.82 of that, all models with attention more than 0.9 in every run.
 #
 # **In which order?** First what knows the past, then attention. A S never learned the look-up. And
 # where a value follows its key, it's the *key* that has to know its neighbour (chapter 05): by a
@@ -1487,16 +1480,25 @@ plotting.save(
 # too, and is 0.14 nats behind Jamba, 0.27 after 1,000 updates.
 #
 # The setting also matters. Attention alone is 0.64 nats behind Jamba here, but in chapter 00
-# `IEIEIE` is 0.11 behind `SESEIE`, and 0.005 after four times the training. LlaMa has eight mixers
-# and read 410,000 bytes in windows of 512. `IEIEIE` has three, other experts and values, and read
-# 614,000 in windows of 256. We haven't tested which of these matters. There attention also copied
-# sooner than a state, from a fixed distance; that state had no convolution.
+# `IEIEIE` is 0.11 behind `SESEIE`, and 0.005 after four times the training. The models there have
+# three mixers instead of eight, other experts and values, and read shorter windows; we haven't
+# tested which of these matters. There attention also copied sooner than a state, from a fixed
+# distance; that state had no convolution.
 #
 # So here is our answer: **let states read the text, and add a little attention behind them to
 # fetch what no state can hold.** How much *your* model needs depends on what it must fetch. You
 # know how to ask it.
 
 # %% tags=["guard"]
+for name, runs in looked_up.items():
+    print(f"{name}: 90 % after", *("never" if n > 2000 else n for n in runs), "updates")
+for name, runs in balances.items():
+    print(f"{name:5} explains {min(runs):.2f} to {max(runs):.2f} of past balances")
+print("           nats per byte   seconds")
+for name, system in SYSTEMS.items():
+    loss, time = statistics.fmean(losses[name]), statistics.median(seconds[name])
+    print(f"{name:7}{system:8}{loss:9.3f}{time:12.1f}")
+print("gigabytes:", *(f"{name} {sent:.2f}" for name, (sent,) in gigabytes.items()), sep="  ")
 assert max(looked_up["S S"] + looked_up["S A"]) <= 300 and min(looked_up["A S"]) > 2000
 assert (min(looked_up["A A"]), max(looked_up["A A"])) == (600, 800)
 assert f"{max(balances['S S']):.2f}" == "0.82"

@@ -8,12 +8,12 @@ RANKS = [plotting.COLORS[i] for i in (0, 4, 2)]  # a number has the colour of th
 SIDE = 0.5
 
 
-def number(ax, x, y, senders):
-    """One number: a square in the colour of its rank, or striped where it sums several ranks'."""
-    high = SIDE / len(senders)
-    for i, rank in enumerate(senders):
-        ax.add_patch(Rectangle((x, y + i * high), SIDE, high, fc=RANKS[rank], lw=0))
-    ax.add_patch(Rectangle((x, y), SIDE, SIDE, fill=False, ec="white", lw=2))
+def number(ax, x, y, value, senders):
+    """One number: a square in the colour of its rank, or dark where it sums several ranks'."""
+    color = RANKS[senders[0]] if len(senders) == 1 else plotting.INK
+    ax.add_patch(Rectangle((x, y), SIDE, SIDE, fc=color, ec="white", lw=2))
+    middle = dict(ha="center", va="center", fontsize=17, color="white", weight="bold")
+    ax.text(x + SIDE / 2, y + SIDE / 2, value, **middle)
 
 
 def draw_collective(ax, y, name, says, given, got):
@@ -25,19 +25,21 @@ def draw_collective(ax, y, name, says, given, got):
         low = y + 1.4 - 0.65 * rank
         ax.text(0.05, low + 0.25, f"rank {rank}", va="center", fontsize=17)
         for x, numbers in ((1.3, given[rank]), (6.0, got[rank])):
-            for i, senders in enumerate(numbers):
-                number(ax, x + 0.55 * i, low, senders)
+            for i, (value, senders) in enumerate(numbers):
+                number(ax, x + 0.55 * i, low, value, senders)
 
 
 def draw():
     fig, ax = plotting.canvas(7.8, 7.4)
-    own = [[[rank]] for rank in range(3)]
+    everyone = [0, 1, 2]
+    own = [[(rank + 1, [rank])] for rank in everyone]
+    parts = [[(3 * rank + i + 1, [rank]) for i in everyone] for rank in everyone]
+    columns = [[(sum(row[i][0] for row in parts), everyone)] for i in everyone]
     collectives = (
-        ("all_gather", "all get all", own, [[[0], [1], [2]]] * 3),
-        ("reduce_scatter", "rank $i$: the sum\nof column $i$", [[[rank]] * 3 for rank in range(3)],
-         [[[0, 1, 2]]] * 3),
-        ("all_reduce", "all get the sum", own, [[[0, 1, 2]]] * 3),
-    )  # fmt: skip
+        ("all_gather", "all get all", own, [[row[0] for row in own]] * 3),
+        ("reduce_scatter", "rank $i$: the sum\nof column $i$", parts, columns),
+        ("all_reduce", "all get the sum", own, [[(1 + 2 + 3, everyone)]] * 3),
+    )
     stages, before = [], set()
     for i, (name, says, given, got) in enumerate(collectives):
         draw_collective(ax, 5.15 - 2.5 * i, name, says, given, got)

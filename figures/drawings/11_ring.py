@@ -23,5 +23,6 @@ def draw():
                 plotting.arrow(ax, start, end, color=plotting.QUIET)
     for rank in range(4):
         ax.text(0.05, 4.32 - 1.15 * rank, f"rank {rank}", va="center", fontsize=18)
-    ax.text(6.7, 0.02, "rank 3 hands on to rank 0", ha="center", fontsize=17, color=plotting.QUIET)
+    words = "grey: later slices, masked; rank 3 hands on to rank 0"
+    ax.text(6.7, 0.02, words, ha="center", fontsize=17, color=plotting.QUIET)
     return fig, []
