@@ -1150,7 +1150,7 @@ for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
 # **2 · easy.** *When a state is the smaller message.* With pencil and paper: suppose a delta rule
 # hands over the $M$ and $W$ of every head (section 3), all in four-byte numbers. How many tokens
 # must a rank have before that's less than the keys and values of attention? Write $l^*$ as in
-# (11.7), for $g$ heads of keys and $s$ bytes. How much larger is it than for SSD if $p = n$?
+# (11.7), for $g$ heads of keys and $s$ bytes. If $p = n$, it should be about twice that of SSD.
 #
 # <details><summary>Hint</summary>
 #
