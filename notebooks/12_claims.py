@@ -1499,6 +1499,8 @@ for name, system in SYSTEMS.items():
     loss, time = statistics.fmean(losses[name]), statistics.median(seconds[name])
     print(f"{name:7}{system:8}{loss:9.3f}{time:12.1f}")
 print("gigabytes:", *(f"{name} {sent:.2f}" for name, (sent,) in gigabytes.items()), sep="  ")
+
+# %% tags=["guard"]
 assert max(looked_up["S S"] + looked_up["S A"]) <= 300 and min(looked_up["A S"]) > 2000
 assert (min(looked_up["A A"]), max(looked_up["A A"])) == (600, 800)
 assert f"{max(balances['S S']):.2f}" == "0.82"
