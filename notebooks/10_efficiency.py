@@ -126,7 +126,7 @@ def make_chunks(length, device="cpu"):
 # two trips. (The thin arrows are two reads and two writes of a quarter each, since four heads share
 # $CB^\top$. We count as if nothing were cached.)
 #
-# Left is our `ssd_chunked`. Right are this chapter's kernels.
+# Our `ssd_chunked` is on the left, and this chapter's kernels are on the right.
 
 # %% slide_title="PyTorch moves thirteen numbers per pair, the kernels none" tags=["figure"]
 plotting.show_drawing(
@@ -474,48 +474,37 @@ def chunk_times():
 # %% tags=["figure"]
 def draw_traffic(ax):
     """The two terms of (10.2), and all bytes as they were counted."""
-    sizes = [*by_chunk()]
-    counted = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
-    states = [4096 * 16 * 7 * 32 * 64 / q / 1e6 for q in sizes]
-    pairs = [4096 * 16 * 13 * q / 1e6 for q in sizes]
-    green, blue = plotting.COLORS[2], plotting.COLORS[0]
-    for values, color in ((states, green), (pairs, blue), (counted, plotting.INK)):
+    sizes = torch.tensor([*by_chunk()])
+    terms = {"states": 4096 * 16 * 7 * 32 * 64 / sizes / 1e6, "pairs": 4096 * 16 * 13 * sizes / 1e6}
+    terms["all bytes"] = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
+    colors = plotting.COLORS[2], plotting.COLORS[0], plotting.INK
+    places = (27, 6.5), (110, 60), (20, 50)
+    for (name, values), color, place in zip(terms.items(), colors, places, strict=True):
         ax.plot(sizes, values, color=color, lw=4)
-    for place, words, color in (
-        ((100, 9), "states", green), ((110, 60), "pairs", blue),
-        ((20, 50), "all bytes", plotting.INK),
-    ):  # fmt: skip
-        ax.text(*place, words, color=color, fontsize=20)
+        ax.text(*place, name, color=color, fontsize=20)
     ax.set_xlabel("tokens in a chunk", fontsize=19)
     ax.set_ylabel("megabytes", fontsize=19)
-    ticks = dict(xticks=sizes, xticklabels=sizes, yticks=(10, 100, 1000))
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlim=(7, 1700),
-        ylim=(1, 4000),
-        **ticks,
-        yticklabels=(10, 100, "1,000"),
-    )
+    ax.set(xscale="log", yscale="log", xlim=(7, 1700), ylim=(1, 4000))
+    ax.set_xticks(sizes, sizes.tolist(), fontsize=18)
+    ax.set_yticks((10, 100, 1000), (10, 100, "1,000"), fontsize=18)
+    ax.minorticks_off()
 
 
 # %% tags=["figure"]
 def draw_times(ax):
     """Milliseconds by (10.1) and by the clock; the axes fit: bytes over bandwidth are a time."""
     right = ax.twinx()
-    looks = dict(predicted=("o--", plotting.QUIET), measured=("o-", plotting.COLORS[1]))
+    looks = dict(predicted=("o--", "#666666"), measured=("o-", plotting.COLORS[1]))
     for name, times in chunk_times().items():
-        right.plot([*by_chunk()], times, looks[name][0], color=looks[name][1], ms=9, lw=3)
-    right.text(560, 78, "measured", color=plotting.COLORS[1], fontsize=20, va="center")
-    right.text(560, 20, "predicted", color="#666666", fontsize=20, va="center")
+        look, color = looks[name]
+        right.plot([*by_chunk()], times, look, color=color, ms=9, lw=3)
+        right.text(560, times[-1], name, color=color, fontsize=20, va="center")
     right.spines["right"].set_visible(True)
-    megabytes = 1e3 / MACHINE.bandwidth * 1e6  # milliseconds of one
-    right.set(yscale="log", ylim=[megabytes * each for each in ax.get_ylim()], yticks=(1, 10, 100))
-    right.set(yticklabels=(1, 10, 100))
+    of_megabyte = 1e9 / MACHINE.bandwidth  # milliseconds
+    right.set(yscale="log", ylim=[of_megabyte * each for each in ax.get_ylim()])
+    right.set_yticks((1, 10, 100), (1, 10, 100), fontsize=18)
     right.set_ylabel("milliseconds", fontsize=19)
-    for axes in (ax, right):
-        axes.tick_params(labelsize=18)
-        axes.minorticks_off()
+    right.minorticks_off()
     return right
 
 
@@ -805,7 +794,7 @@ GRIDS["read"] = GRIDS["write"]
 print(triton("_read", "scores = tl.zeros", "tl.store(y"))
 
 # %% [markdown]
-# Beside each line is what it makes. Only the last line goes to memory.
+# The picture shows what each line makes. Only the last line sends something to memory.
 
 # %% slide_title="No line stores a number of a pair" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -1238,7 +1227,8 @@ print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,04
 # through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation.
 # Where do you expect LlaMa, the line at 1, to win?
 #
-# Only the first column is measured, on our core. The others are (10.1) alone.
+# Only the first column is measured, with two million parameters on our core. The others are
+# predicted by (10.1).
 
 
 # %% tags=["setup"]
@@ -1336,10 +1326,10 @@ def draw_speeds(ax, shown):
     last = len(shown) - 1
     for i, name in enumerate(FAMILIES):
         color, leads = plotting.COLORS[[*SYSTEMS].index(name)], [row[i] for row in shown.values()]
-        ax.plot(leads, "-", color=color, lw=3)
         ax.plot(leads[:1], "o", color=color, ms=13)
-        ax.plot(range(1, last + 1), leads[1:], "o", color=color, mfc="w", ms=13, mew=3)
+        ax.plot(range(1, last + 1), leads[1:], "o-", color=color, mfc="w", ms=13, mew=3, lw=3)
         ax.text(last + 0.12, leads[-1], name, color=color, fontsize=20, va="center")
+    ax.axvline(0.5, color=plotting.QUIET, linestyle=":")
     ax.set(yscale="log", ylim=(0.42, 2.1), xlim=(-0.3, last + 0.95))
     ax.set_yticks([0.5, 1, 2], ["half", "LlaMa's", "twice"], fontsize=18)
     ax.set_xticks(range(last + 1), [*shown], fontsize=18)
