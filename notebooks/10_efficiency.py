@@ -956,10 +956,10 @@ plotting.save(
 #
 # Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? (*Shared* memory belongs
 # to a multiprocessor, for all of its programs. A *warp* is 32 threads in step, and *occupancy* the
-# share of 64 warps that a multiprocessor holds.)
+# share of 64 warps that a multiprocessor holds.) What do you expect of the largest tile?
 #
 # Here is what larger tiles need per thread, in float32, for chunks of 64 tokens, $n = 128$ and
-# $p = 64$. What do you expect in the last row of each GPU?
+# $p = 64$.
 
 # %% tags=["aside"]
 print("            N    P   registers   bytes spilled   KiB shared   occupancy")
@@ -1224,11 +1224,10 @@ print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,04
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
-# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation.
-# Where do you expect LlaMa, the line at 1, to win?
+# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation,
+# beside those of two million on our core. Where do you expect LlaMa, the line at 1, to win?
 #
-# Only the first column is measured, with two million parameters on our core. The others are
-# predicted by (10.1).
+# Only the first column is measured, on our core. (10.1) predicts the others.
 
 
 # %% tags=["setup"]
