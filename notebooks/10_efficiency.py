@@ -144,7 +144,9 @@ plotting.show_drawing(
 # operator of SSD in chunks of 64, for 512 tokens, four heads of 32 channels and a state of 64. We
 # count operations in matrix products only, and the bytes of every read and write.
 #
-# Who moves the most? (`_to_copy` is a conversion, `bmm` a batch of matrix products.)
+# (`_to_copy` is a conversion, `bmm` a batch of matrix products.)
+#
+# Who moves the most?
 
 # %% tags=["aside"]
 given = make_ssd(512)
@@ -185,7 +187,12 @@ draw_moved(ax, called)
 how = dict(fontsize=20, color=plotting.COLORS[0], weight="bold")
 ax.text(0, -0.42, "matrix products: all", **how)
 ax.text(0, 0.58, f"{by_products:.0%}", **how)
-ax.text(by_products + 0.01, 0.58, f"the other {len(called) - 4} operators", fontsize=20)
+ax.text(
+    by_products + 0.01,
+    0.58,
+    f"the other {sum(not one.flops for one in called)} operators",
+    fontsize=20,
+)
 plotting.save(
     fig,
     "10_moved",
@@ -195,8 +202,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The four matrix products move only a fifth. The largest call is a conversion from float64 to
-# float32.
+# The largest call is a conversion from float64 to float32. The four matrix products do all the
+# operations, and move only a fifth of the bytes.
 
 # %% [markdown] slide_title="Bytes decide below 6.4 operations a byte" slide_figure="10_roofline:0"
 # ## 2 · The price of a byte
@@ -431,7 +438,7 @@ plotting.save(
 # Step 2 writes what a chunk adds. In step 3, `torch.addcmul(write, decay, state)` reads two states
 # and writes one. For step 4, `torch.stack` copies them, and the product with $C$ reads them.
 
-# %% slide_title="A chunk's state makes seven trips, however long it is" tags=["figure", "slide"]
+# %% slide_title="Every chunk's state makes seven trips" tags=["figure", "slide"]
 plotting.show_drawing(
     "10_seven",
     "Seven arrows between memory and the lines of code that move a state: one down for the write "
@@ -974,14 +981,15 @@ for row in COMPILED["tiles"]:
 def draw_spilled(ax, rows):
     """Bytes spilled, by tile and GPU: the more, the redder."""
     names = [f"{row['N']} × {row['P']}" for row in rows if row["capability"] == 80]
+    largest = max(row["spilled"] for row in rows)
     for row in rows:
         column, place = (80, 90).index(row["capability"]), names.index(f"{row['N']} × {row['P']}")
-        shade = math.log1p(row["spilled"]) / math.log1p(51_692)
+        shade = math.log1p(row["spilled"]) / math.log1p(largest)
         ax.barh(place, 0.96, 0.9, column, color=plotting.COLORS[1], alpha=0.06 + 0.6 * shade)
         how = dict(fontsize=26, ha="center", va="center")
         ax.text(column + 0.48, place, f"{row['spilled']:,}", weight="bold", **how)
     ax.set_yticks(range(len(names)), [f"ours: {names[0]}", *names[1:]], fontsize=20)
-    ax.set_xticks([0.48, 1.48], ["A100", "H100"], fontsize=22)
+    ax.set_xticks([0.48, 1.48], ["A100: bytes spilled", "H100: bytes spilled"], fontsize=22)
     ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     ax.set_ylim(len(names) - 0.5, -0.5)
     for side in ("left", "bottom"):
@@ -1443,8 +1451,8 @@ for kind in ("training", "evaluation"):
 # %% [markdown] slide_title="Count bytes; a kernel keeps pairs to itself" slide_figure="10_fused"
 # ## Summary
 #
-# - (10.1) estimates a time from operations, bytes and calls. It lost our bet on attention, which is
-#   cut into small products.
+# - (10.1) estimates a time from operations, bytes and calls. It doesn't know that attention is cut
+#   into small products, so we lost a bet.
 # - `ssd_chunked` moves thirteen numbers per pair and head. Three kernels move none, if nothing
 #   spills.
 # - A forgotten mask passes every test with a multiple of the chunk size.
