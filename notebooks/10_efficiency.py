@@ -187,12 +187,8 @@ draw_moved(ax, called)
 how = dict(fontsize=20, color=plotting.COLORS[0], weight="bold")
 ax.text(0, -0.42, "matrix products: all", **how)
 ax.text(0, 0.58, f"{by_products:.0%}", **how)
-ax.text(
-    by_products + 0.01,
-    0.58,
-    f"the other {sum(not one.flops for one in called)} operators",
-    fontsize=20,
-)
+others = sum(not one.flops for one in called)
+ax.text(by_products + 0.01, 0.58, f"the other {others} operators", fontsize=20)
 plotting.save(
     fig,
     "10_moved",
