@@ -175,10 +175,8 @@ def draw_moved(ax, called):
                 ax.text(start + 0.006, y, one.name, va="center", fontsize=15)
             start += size / sum(sizes)
     ax.set(xlim=(0, 1), ylim=(1.4, -0.85), xticks=[])
-    ax.set_yticks([0, 1], [*bars], fontsize=20)
-    ax.tick_params(length=0)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_visible(False)
+    ax.set_yticks([0, 1], [*bars], fontsize=20), ax.tick_params(length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
 
 
 # %% slide_title="Matrix products move only a fifth of the bytes" tags=["figure", "slide"]
@@ -988,8 +986,7 @@ def draw_spilled(ax, rows):
     ax.set_xticks([0.48, 1.48], ["A100: bytes spilled", "H100: bytes spilled"], fontsize=22)
     ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     ax.set_ylim(len(names) - 0.5, -0.5)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_visible(False)
+    ax.spines[["left", "bottom"]].set_visible(False)
 
 
 # %% slide_title="Only 16 × 32 and 32 × 32 spill nothing on either GPU" tags=["figure", "slide"]
