@@ -120,18 +120,20 @@ def make_chunks(length, device="cpu"):
 
 
 # %% [markdown]
-# Below left, each arrow is one float32 number per head and *pair* $(t, s)$ of tokens in a chunk:
-# up when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ reads it, down when it writes
-# it. In its column, `exp` fetches a number, changes it and puts it back. That's two trips. (The
-# pink arrow is two writes and two reads of a quarter each, since four heads share $CB^\top$. We
-# count as if nothing were cached.)
+# How often does memory see a *pair* $(t, s)$ of tokens in a chunk? An arrow is one float32 number
+# per head and pair: up when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ reads it,
+# down when it's written. In its column, `exp` fetches a number, changes it and puts it back. That's
+# two trips. (The thin arrows are two reads and two writes of a quarter each, since four heads share
+# $CB^\top$. We count as if nothing were cached.)
+#
+# Our `ssd_chunked` is on the left, and this chapter's kernels are on the right.
 
 # %% slide_title="PyTorch moves thirteen numbers per pair, the kernels none" tags=["figure"]
 plotting.show_drawing(
     "10_trips",
-    "Two drawings of a fast small memory above a slow big one. Left, PyTorch: thirteen arrows go "
+    "Two drawings of a fast small processor above a slow big memory. Left, PyTorch: arrows go "
     "up and down between them, two for the subtraction, three for the conversion to float32, two "
-    "each for mask, exp and times L, one both ways for C B transposed, one for times x. Right, "
+    "each for mask, exp and times L, thin ones for C B transposed, one for times x. Right, "
     "the kernels: x, delta, B and C go up, y comes down, states go both ways, and no pair moves.",
 )
 
@@ -142,7 +144,9 @@ plotting.show_drawing(
 # operator of SSD in chunks of 64, for 512 tokens, four heads of 32 channels and a state of 64. We
 # count operations in matrix products only, and the bytes of every read and write.
 #
-# Who moves the most? (`_to_copy` is a conversion, `bmm` a batch of matrix products.)
+# (`_to_copy` is a conversion, `bmm` a batch of matrix products.)
+#
+# Who moves the most?
 
 # %% tags=["aside"]
 given = make_ssd(512)
@@ -159,34 +163,41 @@ assert [one.name for one in called if one.flops] == ["bmm"] * 4
 
 # %% tags=["figure"]
 def draw_moved(ax, called):
-    """Matrix products beside all other operators, and the largest of these."""
-    sums = Counter()
-    for one in called:
-        sums[one.name] += one.moved / 1e6
-    products = sums.pop("bmm")
-    names, megabytes = zip(*sums.most_common(3)[::-1], strict=True)
-    both = ["all others", "matrix products"]
-    ax.barh(both, [sums.total(), products], color=[plotting.COLORS[0], plotting.COLORS[2]])
-    ax.bar_label(ax.containers[0], fmt=" %.1f MB", fontsize=18)
-    ax.barh(names, megabytes, 0.4, color=plotting.COLORS[0])
-    ax.tick_params(axis="y", labelsize=18)
-    ax.set(xlabel="megabytes moved; below, the three largest of the others", xlim=(0, 12))
-    ax.set_ylim(4.6, -0.6)
+    """Two bars, of operations and of bytes: matrix products first, a piece for each operator."""
+    ranked = sorted(called, key=lambda one: (not one.flops, -one.moved))
+    bars = {"operations": [one.flops for one in ranked], "bytes moved": [o.moved for o in ranked]}
+    for y, sizes in enumerate(bars.values()):
+        start = 0.0
+        for one, size in zip(ranked, sizes, strict=True):
+            color = plotting.COLORS[0 if one.flops else 5]
+            ax.barh(y, size / sum(sizes), 0.62, start, color=color, ec="white")
+            if size > 0.07 * sum(sizes) and not one.flops:
+                ax.text(start + 0.006, y, one.name, va="center", fontsize=15)
+            start += size / sum(sizes)
+    ax.set(xlim=(0, 1), ylim=(1.4, -0.85), xticks=[])
+    ax.set_yticks([0, 1], [*bars], fontsize=20), ax.tick_params(length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
 
 
-# %% slide_title="Matrix products move a fifth of the bytes" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11.5, 4.6))
+# %% slide_title="Matrix products move only a fifth of the bytes" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12.6, 4.8))
 draw_moved(ax, called)
+how = dict(fontsize=20, color=plotting.COLORS[0], weight="bold")
+ax.text(0, -0.42, "matrix products: all", **how)
+ax.text(0, 0.58, f"{by_products:.0%}", **how)
+others = sum(not one.flops for one in called)
+ax.text(by_products + 0.01, 0.58, f"the other {others} operators", fontsize=20)
 plotting.save(
     fig,
     "10_moved",
-    "Two bars of megabytes: matrix products, in green, move a fifth of what all operators move, "
-    "the others, in blue, four fifths. Thinner bars for the three largest of the others.",
+    "Two bars of one length. All operations, in dark blue, are of matrix products. Of the bytes "
+    "moved they make a fifth; the rest, in light blue, is cut into the pieces of 34 operators, of "
+    "which the conversion is the largest.",
 )
 
 # %% [markdown]
-# The four matrix products move only a fifth. The largest call is a conversion from float64 to
-# float32.
+# The largest call is a conversion from float64 to float32. The four matrix products do all the
+# operations, and move only a fifth of the bytes.
 
 # %% [markdown] slide_title="Bytes decide below 6.4 operations a byte" slide_figure="10_roofline:0"
 # ## 2 · The price of a byte
@@ -214,57 +225,63 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 # two.
 #
 # In operations per second, (10.1) is a roof: an operator reaches the smaller of $R_\text{op}$ and
-# $R_\text{byte}$ times its intensity. Here are the operators of four layers, timed one by one on a
-# second server, under that server's *roofline*. A dot's place to the right is counted, its height
-# is timed. Without a product there's nothing to count, so we pretend that it's a sum: two numbers
-# read, one written, an operation for 12 bytes. (The dashed roof is the first server's.) Which dots
-# hang far below the solid roof?
+# $R_\text{byte}$ times its intensity. Let's time the operators of four layers one by one, on a
+# second server, under that server's *roofline*. (The dashed roof is the first server's.) An
+# operator without a product has no operations to count. We pretend that it's a sum, an operation
+# for 12 bytes, so all of them are dashes in one column.
+#
+# A mark's place to the right is counted, and its height is timed.
 
 
 # %% tags=["figure"]
-def draw_roof(ax, machine, dash, name, height):
-    """The roof of a machine, and where its two slopes meet, in words at this height."""
-    ends = [0.03, machine.flops / machine.bandwidth, 160]
+def draw_roof(ax, machine, dash):
+    """The roof of a machine; returns where its two slopes meet."""
+    knee = machine.flops / machine.bandwidth
+    ends = [0.03, knee, 200]
     roof = [min(each * machine.bandwidth, machine.flops) / 1e9 for each in ends]
-    ax.plot(ends, roof, dash, color="#555555", lw=2.5)
-    words = f"{name}: {machine.flops / 1e9:.0f} billion/s, {machine.bandwidth / 1e9:.1f} GB/s,"
-    words += f" break-even at {ends[1]:.1f}"
-    ax.text(0.035, height, words, fontsize=15, color="#555555")
-    ax.set(xscale="log", yscale="log", ylim=(0.005, 2000), xlim=(0.03, 160))
-    ax.set(xlabel="operations per byte", ylabel="billion operations per second")
+    ax.plot(ends, roof, dash, color="#555555", lw=3)
+    ax.set(xscale="log", yscale="log", ylim=(0.007, 700), xlim=(0.03, 200))
+    ax.set_xlabel("operations per byte", fontsize=18)
+    ax.set_ylabel("billion operations per second", fontsize=18)
+    ax.tick_params(labelsize=16)
+    return knee, machine.flops / 1e9
+
+
+# %% tags=["figure"]
+def draw_limits(ax, machine):
+    """The roof of a machine, with what decides on either side of its edge."""
+    knee, top = draw_roof(ax, machine, "--")
+    ax.plot([knee, knee], [0.007, top], ":", color=plotting.QUIET)
+    ax.text(1.1 * knee, 0.01, f"{knee:.1f} operations a byte", fontsize=18)
+    ax.text(0.1, 6, "bytes decide", rotation=29, fontsize=20)
+    ax.text(1.3 * knee, 1.3 * top, "arithmetic decides", fontsize=20)
 
 
 # %% tags=["figure"]
 def draw_operators(ax, timed, machine):
-    """Operators by intensity and speed, in a colour for what limits them."""
-    kinds = "matrix product", "no product: all at 1/12", "about a third of the roof or less"
-    looks = [*zip(kinds, "ooD", (0, 2, 1), strict=True)]
-    for name, marker, i in looks:
-        ax.plot([], [], marker, color=plotting.COLORS[i], ms=9, label=name)
-    ax.plot([], [], "o", color=plotting.QUIET, mfc="none", ms=9, label="the call takes longest")
-    for i, (_, flops, moved, seconds) in enumerate(timed):
+    """Operators by intensity and speed: dots are products, and dashes all others."""
+    blue, red, *_, sky = plotting.COLORS
+    for _, flops, moved, seconds in timed:
         best = max(flops / machine.flops, moved / machine.bandwidth)
-        _, marker, color = looks[2 if best < 0.35 * seconds else not flops]
-        how = dict(color=plotting.COLORS[color], marker=marker, alpha=0.75)
-        if best < machine.launch:
-            how = dict(color=plotting.QUIET, marker="o", mfc="none")
-        work, across = flops or moved / 12, 1 if flops else 1.6 ** (i / len(timed) - 0.5)
-        ax.plot(across * work / moved, work / seconds / 1e9, ms=8, **how)
-    for words, place, text in (
-        ("top-k", (0.09, 0.043), (0.25, 0.025)), ("fused attention", (64, 31), (12, 5)),
-        ("two small products", (2.7, 13), (0.9, 2.2)),
+        color = red if best < 0.35 * seconds else blue if flops else sky
+        color = plotting.QUIET if best < machine.launch else color
+        work, look = flops or moved / 12, dict(ms=11) if flops else dict(ms=30, mew=2.5)
+        place = work / moved, work / seconds / 1e9
+        ax.plot(*place, "o" if flops else "_", color=color, alpha=0.75, **look)
+    for words, place, color in (
+        ("large products", (7, 15), blue), ("fused attention", (25, 7), red),
+        ("two small products", (0.8, 5), red), ("sums, copies, masks", (0.14, 1.1), plotting.INK),
+        ("a third of the roof or less", (0.14, 0.35), red), ("top-k", (0.14, 0.037), red),
+        ("tiny ones: the call takes longest", (0.14, 0.12), "#666666"),
     ):  # fmt: skip
-        how = dict(arrowstyle="-|>", color=plotting.COLORS[1], lw=1.5)
-        ax.annotate(words, place, text, color=plotting.COLORS[1], fontsize=16, arrowprops=how)
-    ax.legend(loc="lower right")
+        ax.text(*place, words, color=color, fontsize=18)
 
 
 # %% slide_title="Three regimes: arithmetic, bytes, and the call itself" tags=["figure"]
-fig, ax = plotting.figure(size=(11, 5.6))
-ax.text(0.2, 11, "bytes decide", rotation=21, fontsize=15, color="#555555")
-draw_roof(ax, MACHINE, "--", "dashed, the first server", 800)
+fig, ax = plotting.figure(size=(11.8, 6))
+draw_limits(ax, MACHINE)
 first = set(ax.get_children())
-draw_roof(ax, SERVER, "-", "solid, the second server", 330)
+draw_roof(ax, SERVER, "-")
 draw_operators(ax, [*chain.from_iterable(SECOND["operators"]["seconds"].values())], SERVER)
 second = [artist for artist in ax.get_children() if artist not in first]
 plotting.save(
@@ -272,19 +289,19 @@ plotting.save(
     "10_roofline",
     "Operators of four layers on 512 tokens by operations per byte and billion operations per "
     "second, both on logarithmic axes, under a roof that rises and then is flat. Large matrix "
-    "products are just under the flat part. Those without a product stand in one column at 1/12, "
-    "some of them above the roof, the hollow ones far below it. Diamonds, a third of the roof or "
-    "less, are fused attention, a top-k far down, and others. A dashed roof is the first server's.",
+    "products, blue dots, are just under the flat part. All others are dashes in one column: light "
+    "blue near the slope, grey far below it. Red, a third of the roof or less, are fused "
+    "attention, two small products, a top-k, and others. A dashed roof is the first server's.",
     stages=[second],
 )
 
 # %% [markdown] slide_title="Arithmetic, bytes or overhead: each operator has one limit"
 # There are three regimes. Large matrix products stand just under the flat roof: arithmetic decides.
 # Large sums, masks and copies are near the slope, where bytes decide, or above it, if a cache holds
-# their tensors. Hollow dots are the third regime, **overhead**: their work would take less time
-# than a call does, and only *fewer operators* would help.
+# their tensors. Grey is the third regime, **overhead**: the work would take less time than a call
+# does, and only *fewer operators* would help.
 #
-# No regime explains the diamonds. Fused attention is at a third of the roof. It's cut into many
+# No regime explains what is red. Fused attention is at a third of the roof. It's cut into many
 # small products with a softmax between them, and (10.1) knows neither. Remember that dot. A top-k,
 # at 1/44, does work that our count doesn't see.
 
@@ -307,7 +324,7 @@ speeds = {size / 3: size / seconds / 1e9 for size, seconds in MEASURED["rates"][
 assert round(speeds[2**24], 1) == 28.5 and all(round(speeds[n]) == 7 for n in speeds if n >= 2**25)
 assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**25]) == 4
 
-# %% [markdown] slide_title="One line of code makes nine of the thirteen" slide_figure="10_trips:0"
+# %% [markdown] slide_title="One line makes nine of the thirteen" slide_figure="10_thirteen:0"
 # ## 3 · Thirteen reads and writes
 #
 # Go back to the matrix $L$ of decays in step 1 of chapter 03. For $q$ tokens in a chunk ($l_c$
@@ -367,29 +384,36 @@ names = [{4: "C Bᵀ", len(names) - 1: "· x"}.get(i, name) for i, name in enume
 
 # %% tags=["figure"]
 def draw_thirteen(ax):
-    """A bar for each operator, which begins where the one before it ended: reads, then writes."""
-    start = 0.0
+    """A bar for each operator, which begins where the one before it ended: reads, then writes.
+
+    Returns what it drew after the fourth.
+    """
+    start, drawn = 0.0, []
     for i, (read, write) in enumerate(zip(reads, writes, strict=True)):
-        for number, color in ((read, plotting.COLORS[0]), (write, plotting.COLORS[1])):
-            ax.barh(-i, number, left=start, color=color)
+        for number, color in ((read, plotting.COLORS[0]), (write, plotting.COLORS[4])):
+            drawn += [[*ax.barh(-i, number, left=start, color=color)]]
             start += number
-        ax.text(start + 0.1, -i, f"{read + write:g}", va="center", fontsize=18)
+        drawn[-1] += [ax.text(start + 0.1, -i, f"{read + write:g}", va="center", fontsize=18)]
     ax.set_yticks(range(0, -len(names), -1), names, fontsize=18)
-    ax.set(xlabel="numbers per pair and head, one after the other", xlim=(0, 14), xticks=[0, 13])
+    ax.set_xlabel("numbers per pair and head, one after the other", fontsize=18)
+    ax.set(xlim=(0, 14), xticks=[0, 9, 13])
+    ax.tick_params(axis="x", labelsize=18)
+    return [artist for bar in drawn[8:] for artist in bar]
 
 
 # %% slide_title="The conversion moves the most, three of thirteen" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(11.5, 5))
-draw_thirteen(ax)
+later = draw_thirteen(ax)
 ax.plot([], [], color=plotting.COLORS[0], lw=12, label="reads")
-ax.plot([], [], color=plotting.COLORS[1], lw=12, label="writes")
-ax.legend(loc="lower left")
+ax.plot([], [], color=plotting.COLORS[4], lw=12, label="writes")
+ax.legend(loc="lower left", fontsize=18)
 plotting.save(
     fig,
     "10_thirteen",
     "Eight bars in the order of the operators, each beginning where the last ended, up to 13 "
     "numbers per pair and head: the subtraction moves 2, the conversion 3, mask and exp 2 each, "
     "C B transposed 0.25, its mask 0.5, the product 2.25, and the last 1.",
+    stages=[later],
 )
 
 # %% [markdown] slide_title="Short chunks move states, long chunks move pairs"
@@ -397,26 +421,31 @@ plotting.save(
 # with $x$. Four of the thirteen are the price of float64: one for the wider difference, and three
 # for the conversion.
 
-# %% [markdown] slide_title="A chunk's state makes seven trips" slide_figure="10_chunks:0"
+# %% [markdown]
 # ## 4 · Chunk size
 #
 # Chapter 03 promised the same output for chunks of any length, but not the same traffic. Which size
 # do you expect to be the fastest for 4,096 tokens?
 #
-# A chunk's state makes seven trips, however long the chunk is. Here are the lines, in short:
+# A chunk's state makes seven trips, however long the chunk is.
 #
-# ```python
-# writes = B.mT @ V  # step 2: the write goes to memory (1)
-# state = torch.addcmul(write, decay, state)  # step 3: read both, write one (3)
-# reads = C @ torch.stack(incoming, 1)  # step 4: stack copies: read, write (2); read (1)
-# ```
+# Step 2 writes what a chunk adds. In step 3, `torch.addcmul(write, decay, state)` reads two states
+# and writes one. For step 4, `torch.stack` copies them, and the product with $C$ reads them.
 
-# %% [markdown] slide_title="Long chunks share a state, but have pairs" slide_figure="10_chunks:1"
+# %% slide_title="Every chunk's state makes seven trips" tags=["figure", "slide"]
+plotting.show_drawing(
+    "10_seven",
+    "Seven arrows between memory and the lines of code that move a state: one down for the write "
+    "of step 2, two up and one down for addcmul in step 3, one up and one down for torch.stack and "
+    "one up for the product with C in step 4.",
+)
+
+# %% [markdown] slide_title="Long chunks share a state, but have pairs" slide_figure="10_chunks:0"
 # A token splits that bill with the $q - 1$ other tokens of its chunk. But it pays for 13 numbers in
 # each of its $q$ pairs. Four of our $h$ heads share $B$ and $C$. A head has $p$ channels and a
-# state of size $n$. So the traffic per token is
+# state of size $n$. So the traffic per token, in bytes, is
 #
-# $$\mu(q) \;\approx\; 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
+# $$\mu(q) \;\approx\; 4h\,\Big(7\,\frac{pn}{q} + 13\,q\Big) + \mu_0.
 # \tag{10.2}$$
 #
 # The rest, $\mu_0$, is for tensors with a row per token, such as $x$, $B$ and $y$. Traffic is
@@ -445,46 +474,52 @@ def chunk_times():
 
 # %% tags=["figure"]
 def draw_traffic(ax):
-    """The terms of (10.2) and the rest, as they were counted; returns all bars but the states'."""
-    counted = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
-    terms = {"states": [4096 * 16 * 7 * 32 * 64 / q / 1e6 for q in by_chunk()]}
-    terms["pairs"] = [4096 * 16 * 13 * q / 1e6 for q in by_chunk()]
-    terms["rest"] = [all_ - sum(two) for all_, *two in zip(counted, *terms.values(), strict=True)]
-    below, drawn = torch.zeros(len(counted)), []
-    colors = plotting.COLORS[2], plotting.COLORS[0], "#c8c8c8"
-    for (name, high), color in zip(terms.items(), colors, strict=True):
-        drawn += [*ax.bar(range(len(counted)), high, bottom=below, label=name, color=color)]
-        below = below + torch.tensor(high)
-    ax.set(xticks=range(len(counted)), xticklabels=[*by_chunk()], xlabel="tokens in a chunk")
-    ax.set(ylabel="megabytes")
-    ax.legend()
-    return drawn[len(counted) :]
+    """The two terms of (10.2), and all bytes as they were counted."""
+    sizes = torch.tensor([*by_chunk()])
+    terms = {"states": 4096 * 16 * 7 * 32 * 64 / sizes / 1e6, "pairs": 4096 * 16 * 13 * sizes / 1e6}
+    terms["all bytes"] = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
+    colors = plotting.COLORS[2], plotting.COLORS[0], plotting.INK
+    places = (27, 6.5), (110, 60), (20, 50)
+    for (name, values), color, place in zip(terms.items(), colors, places, strict=True):
+        ax.plot(sizes, values, color=color, lw=4)
+        ax.text(*place, name, color=color, fontsize=20)
+    ax.set_xlabel("tokens in a chunk", fontsize=19)
+    ax.set_ylabel("megabytes", fontsize=19)
+    ax.set(xscale="log", yscale="log", xlim=(7, 1700), ylim=(1, 4000))
+    ax.set_xticks(sizes, sizes.tolist(), fontsize=18)
+    ax.set_yticks((10, 100, 1000), (10, 100, "1,000"), fontsize=18)
+    ax.minorticks_off()
 
 
 # %% tags=["figure"]
 def draw_times(ax):
-    """Milliseconds by (10.1) and by the clock."""
-    for (name, times), dash in zip(chunk_times().items(), ("--", "-"), strict=True):
-        ax.plot([*by_chunk()], times, "o", linestyle=dash, color=plotting.INK, label=name)
-    ax.set(xlabel="tokens in a chunk", ylabel="milliseconds", xscale="log", yscale="log")
-    ax.legend()
-    ax.set(yticks=(5, 20, 80), yticklabels=(5, 20, 80))
-    ax.set(xticks=[*by_chunk()], xticklabels=[*by_chunk()])
-    ax.tick_params(axis="both", which="minor", labelleft=False, labelbottom=False)
+    """Milliseconds by (10.1) and by the clock; the axes fit: bytes over bandwidth are a time."""
+    right = ax.twinx()
+    looks = dict(predicted=("o--", "#666666"), measured=("o-", plotting.COLORS[1]))
+    for name, times in chunk_times().items():
+        look, color = looks[name]
+        right.plot([*by_chunk()], times, look, color=color, ms=9, lw=3)
+        right.text(560, times[-1], name, color=color, fontsize=20, va="center")
+    right.spines["right"].set_visible(True)
+    of_megabyte = 1e9 / MACHINE.bandwidth  # milliseconds
+    right.set(yscale="log", ylim=[of_megabyte * each for each in ax.get_ylim()])
+    right.set_yticks((1, 10, 100), (1, 10, 100), fontsize=18)
+    right.set_ylabel("milliseconds", fontsize=19)
+    right.minorticks_off()
+    return right
 
 
 # %% slide_title="Traffic is smallest at 32, and by the clock 32 and 64 are fastest" tags=["figure"]
-fig, (left, right) = plotting.figure(1, 2, size=(13, 4.6))
-bars = draw_traffic(left)
-draw_times(right)
+fig, ax = plotting.figure(size=(10.4, 6))
+draw_traffic(ax)
 plotting.save(
     fig,
     "10_chunks",
-    "SSD on 4,096 tokens by chunk size. Left, stacked bars of megabytes for states, "
-    "pairs and the rest: lowest at 32, where states and pairs are about equal; at 512 nearly all "
-    "is pairs. Right, milliseconds predicted and measured: both fall to 32 or 64 tokens and rise "
-    "again; the measured curve lies above and rises more steeply from 128 to 512.",
-    stages=[bars, [right]],
+    "SSD on 4,096 tokens by chunk size, on logarithmic axes. The megabytes of states fall, those "
+    "of pairs rise, and the lines meet near 32, where all bytes are fewest. On the right axis, "
+    "milliseconds predicted and measured: both fall to 32 or 64 tokens and rise again; the "
+    "measured curve lies above and rises more steeply from 128 to 512.",
+    stages=[[draw_times(ax)]],
 )
 
 # %% tags=["guard"]
@@ -600,26 +635,26 @@ plotting.show_drawing(
 # begins at number $r\,p$. Here is a tile in PyTorch; Triton's follows:
 
 
-# %% slide_title="A tile is a grid of addresses and a mask" slide_figure="10_tile:0"
+# %% tags=["aside"]
 def tile(name, rows, columns, width, inside):
     addresses = rows[:, None] * width + columns[None, :]
     return load(name, addresses, inside[:, None] & (columns < width)[None, :])
 
 
-# %%
+# %% tags=["aside"]
 print(triton("_tile", "addresses =", "return"))
 
 # %% [markdown]
 # In Triton, `tensor` is the *address* of its first number. `tl.load` takes addresses, a mask, and
 # the value to use where the mask is false.
 #
-# Why a mask? A tile's sides are powers of two, and at least 16 for `tl.dot`. Take $l = 42$ tokens
-# in chunks of $q = 16$, and $n = 24$ numbers of $B$ per token. In the last chunk, the second tile
-# of $B$ has 10 tokens and numbers 16 to 23. So of its 16 × 16 places, its mask keeps 10 × 8. Where
-# the mask is false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the
-# state alone.
+# Why a mask? A tile's sides are powers of two, and at least 16 for `tl.dot`. Where the mask is
+# false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone.
+#
+# Take $l = 42$ tokens in chunks of $q = 16$, and $n = 24$ numbers of $B$ per token. Of the 16 × 16
+# places of the last tile, the mask keeps 10 × 8.
 
-# %% slide_title="A mask turns what is past the end into zeros" tags=["figure", "slide"]
+# %% slide_title="A tile is a grid of addresses and a mask" tags=["figure", "slide"]
 plotting.show_drawing(
     "10_tile",
     "A tile of B, 16 tokens by 16 numbers, in the last chunk, with two addresses. The upper "
@@ -663,18 +698,19 @@ assert math.exp(-750) == 0
 # `tl.program_id` tells a program its place on each axis. On the first, `//` gives the chunk and `%`
 # the tile:
 
-# %% slide_title="Its place tells a program its chunk, tile and head" slide_figure="10_grid:1"
+# %% tags=["aside"]
 print(triton("_program", "tiles =", "t, j ="))
 
 # %% tags=["aside"]
 print(triton("_program", "mine, shared =", "place ="))
 
-# %% slide_title="Program 3 of head 2 makes a tile of what chunk 1 leaves" tags=["figure", "slide"]
+# %% slide_title="Its place tells a program its chunk, tile and head" tags=["figure", "slide"]
 plotting.show_drawing(
     "10_grid",
-    "A grid of programs, six columns for three chunks of two tiles, four rows for the heads. "
-    "Program 3 of head 2 is marked: 3 // 2 is chunk 1, 3 % 2 is tile 1. Beside it the state that "
-    "chunk 1 leaves in head 2, 24 by 20 numbers, of which the program makes channels 16 to 19.",
+    "The line that finds chunk and tile. A grid of programs, six columns for three chunks of two "
+    "tiles, four rows for the heads. Program 3 of head 2 is marked: 3 // 2 is chunk 1, 3 % 2 is "
+    "tile 1. Beside it the state that chunk 1 leaves in head 2, 24 by 20 numbers, of which the "
+    "program makes channels 16 to 19.",
 )
 
 # %% [markdown] slide_title="A chunk writes the sum of its decayed outer products"
@@ -755,11 +791,22 @@ GRIDS["read"] = GRIDS["write"]
 # **In `_read`, the pairs of our opening picture live and die.** Can you find the thirteen reads and
 # writes in these lines? (`tl.dot(a, b, c)` returns $c + ab$.)
 
-# %% slide_title="No line stores a number of a pair"
+# %%
 print(triton("_read", "scores = tl.zeros", "tl.store(y"))
 
+# %% [markdown]
+# The picture shows what each line makes. Only the last line sends something to memory.
+
+# %% slide_title="No line stores a number of a pair" tags=["figure", "slide"]
+plotting.show_drawing(
+    "10_read",
+    "Six lines of the kernel, each with what it makes: four squares or triangles of a chunk's "
+    "pairs, in blue, and a tile of y, in red. A frame around them says that this stays in the "
+    "program. Below it, the line that stores the tile of y goes to memory.",
+)
+
 # %% [markdown] slide_title="The thirteen reads and writes are gone"
-# They're gone. `scores`, `between` and `L` still have $q \times q$ numbers each, but all that
+# **They're gone.** `scores`, `between` and `L` still have $q \times q$ numbers each, but all that
 # `_read` stores is its tile of $y$. The loop adds up $CB^\top$, 16 numbers of $B$ and $C$ at a
 # time. It also adds up `before`: what the tokens read from the state before their chunk (step 4,
 # still without its decay).
@@ -808,7 +855,7 @@ check("write, carry, read = recurrence", stored("y")[None], right)
 check("the state after the last chunk", stored("final"), final[0].mT)
 check_triton()
 
-# %% [markdown] slide_title="No square of the chunk size is left" slide_figure="10_trips"
+# %% [markdown] slide_title="No square of the chunk size is left" slide_figure="10_fused:0"
 # **What do they move?** Every number that moves is in a `tl.load` or a `tl.store`. Count `_write`
 # for one head of $l$ tokens in $c$ chunks, with $T = \lceil p/32 \rceil$ tiles of channels. Over
 # all tiles a token's $x$ is loaded once, $p$ numbers. Its row of $B$, its $\Delta$ and its log
@@ -819,9 +866,9 @@ check_triton()
 # three kernels move
 #
 # $$\begin{aligned}
-# \text{write} &: \; l\,(p + T(n + 2)) + c\,(np + T) \\
-# \text{carry} &: \; c\,(2np + S) + 2np \\
-# \text{read} &: \; l\,(2p + 2T(n + 1)) + c\,np
+# \text{write} &: \; l\,(p+T(n+2)) + c\,(np+T)\\
+# \text{carry}&:\;c\,(2np+S)+2np\\
+# \text{read}&:\;l\,(2p+2T(n+1))+c\,np
 # \end{aligned} \tag{10.3}$$
 #
 # There's no $q^2$ left, and no $l\,q$, although each tile of each head loads $B$ and $C$ for
@@ -862,6 +909,38 @@ for name, called in {"PyTorch": by_chunk()[64], "three kernels": kernels}.items(
     print(f"{name:26} {megabytes:5.0f} {predicted:10.1f} {timed.get(name, '-'):>14}")
 assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6.2")
 
+
+# %% tags=["figure"]
+def draw_bytes(ax, one_layer, color, name):
+    """Megabytes by chunk size, with the number for chunks of 64; returns what it drew."""
+    before = set(ax.get_children())
+    sizes = [q for q in by_chunk() if q >= 16]
+    megabytes = [sum(one.moved for one in one_layer(q)) / 1e6 for q in sizes]
+    ax.plot(sizes, megabytes, "o-", color=color, lw=4, ms=11)
+    ax.text(16, 1.25 * megabytes[0], name, color=color, fontsize=21)
+    at_64 = megabytes[sizes.index(64)]
+    ax.text(64, 0.62 * at_64, f"{at_64:.0f}", color=color, fontsize=21, ha="center")
+    ax.set(xscale="log", yscale="log", xticks=sizes, xticklabels=sizes, yticks=(10, 100))
+    ax.set(yticklabels=(10, 100), ylim=(8, 700))
+    ax.minorticks_off(), ax.tick_params(labelsize=18)
+    ax.set_xlabel("tokens in a chunk", fontsize=19), ax.set_ylabel("megabytes", fontsize=19)
+    return [artist for artist in ax.get_children() if artist not in before]
+
+
+# %% slide_title="In chunks of 64, the kernels move 28 MB instead of 108" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9.8, 6))
+our_kernels = partial(three_kernels, 4, 4096, 64, 32)
+_ = draw_bytes(ax, our_kernels, plotting.COLORS[2], "three kernels")
+before = draw_bytes(ax, lambda q: by_chunk()[q], plotting.INK, "PyTorch")
+plotting.save(
+    fig,
+    "10_fused",
+    "Megabytes of section 4's layer by chunk size, on logarithmic axes. The three kernels' line, "
+    "in green, falls and becomes flat. PyTorch's, in black, lies above it and rises with the chunk "
+    "size. In chunks of 64 they move 28 and 108 megabytes.",
+    stages=[before],
+)
+
 # %% [markdown] slide_title="A compiler tells you what a kernel needs, without a GPU"
 # For section 4's layer in chunks of 64, the kernels move 28 MB instead of 108. By (10.1) they'd
 # take 2.0 ms instead of 4.4, but that's untested: we have no such kernel for a CPU.
@@ -876,11 +955,12 @@ assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6
 # You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` puts a
 # `StandIn` in the driver's place, an A100.
 #
-# Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what larger tiles
-# need, per thread, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. (*Shared* memory
-# belongs to a multiprocessor, for all of its programs. A *warp* is 32 threads in step, and
-# *occupancy* the share of 64 warps that a multiprocessor holds.) What do you expect in the last row
-# of each GPU?
+# Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? (*Shared* memory belongs
+# to a multiprocessor, for all of its programs. A *warp* is 32 threads in step, and *occupancy* the
+# share of 64 warps that a multiprocessor holds.) What do you expect of the largest tile?
+#
+# Here is what larger tiles need per thread, in float32, for chunks of 64 tokens, $n = 128$ and
+# $p = 64$.
 
 # %% tags=["aside"]
 print("            N    P   registers   bytes spilled   KiB shared   occupancy")
@@ -890,20 +970,35 @@ for row in COMPILED["tiles"]:
         print(f"{name}  {row['N']:7} {row['P']:4} {row['registers']:11} {spilled:15,}", end=" ")
         print(f"{shared:12} {row['occupancy']:11.3f}")
 
+
+# %% tags=["figure"]
+def draw_spilled(ax, rows):
+    """Bytes spilled, by tile and GPU: the more, the redder."""
+    names = [f"{row['N']} × {row['P']}" for row in rows if row["capability"] == 80]
+    largest = max(row["spilled"] for row in rows)
+    for row in rows:
+        column, place = (80, 90).index(row["capability"]), names.index(f"{row['N']} × {row['P']}")
+        shade = math.log1p(row["spilled"]) / math.log1p(largest)
+        ax.barh(place, 0.96, 0.9, column, color=plotting.COLORS[1], alpha=0.06 + 0.6 * shade)
+        how = dict(fontsize=26, ha="center", va="center")
+        ax.text(column + 0.48, place, f"{row['spilled']:,}", weight="bold", **how)
+    ax.set_yticks(range(len(names)), [f"ours: {names[0]}", *names[1:]], fontsize=20)
+    ax.set_xticks([0.48, 1.48], ["A100: bytes spilled", "H100: bytes spilled"], fontsize=22)
+    ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.spines[["left", "bottom"]].set_visible(False)
+
+
 # %% slide_title="Only 16 × 32 and 32 × 32 spill nothing on either GPU" tags=["figure", "slide"]
-fig, axes = plotting.figure(1, 2, size=(12.6, 4.6))
-for ax, capability, name in zip(axes, (80, 90), ("A100", "H100"), strict=True):
-    rows = [row for row in COMPILED["tiles"] if row["capability"] == capability]
-    spilled = [row["spilled"] for row in rows]
-    bars = ax.barh([f"{row['N']} × {row['P']}" for row in rows], spilled, color=plotting.COLORS[1])
-    ax.bar_label(bars, [f" {each:,}" for each in spilled], fontsize=16)
-    ax.set(title=f"{name}: bytes spilled, by N × P", xscale="symlog", xlim=(0, 2e6))
-    ax.set_xticks([0, 100, 10_000], ["0", "100", "10,000"]), ax.set_xlabel("logarithmic scale")
+fig, ax = plotting.figure(size=(11, 5))
+draw_spilled(ax, [row for row in COMPILED["tiles"] if row["capability"] in (80, 90)])
+ax.set_ylabel("N × P", fontsize=20)
 plotting.save(
     fig,
     "10_spilled",
-    "Bars of bytes spilled per thread on an A100 and an H100, on a logarithmic axis, by a tile's N "
-    "and P. The smallest tile spills nothing on either; the largest 51,692 bytes on an A100.",
+    "A table of the bytes that a thread spills, by tile, on an A100 and an H100; the more, the "
+    "redder. 16 by 32 and 32 by 32 spill nothing on either, 16 by 64 spills 132 bytes on an A100, "
+    "and 128 by 64 spills 51,692.",
 )
 
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
@@ -942,21 +1037,23 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
 # score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights.
 #
-# Two slices join, with $m = \max(m_1, m_2)$. The factor $e^{m_1 - m}$ moves a sum from its own
-# maximum to the common one:
+# When two slices join, the factor $e^{m_1 - m}$ moves a sum from its own maximum to the common one:
 #
-# $$(m_1, z_1, u_1) \cdot (m_2, z_2, u_2) = \big(m,\;\; e^{m_1-m} z_1 + e^{m_2-m} z_2,\;\;
-#   e^{m_1-m} u_1 + e^{m_2-m} u_2\big). \tag{10.4}$$
+# $$\begin{aligned}
+# m&=\max(m_1,m_2)\\
+# z&=e^{m_1-m}z_1+e^{m_2-m}z_2\\
+# u&=e^{m_1-m}u_1+e^{m_2-m}u_2
+# \end{aligned} \tag{10.4}$$
 #
 # The state's rule is (1.11), $(a_1, W_1) \cdot (a_2, W_2) = (a_1 a_2,\; a_2 W_1 + W_2)$.
 
 # %% slide_title="The same tree joins states and softmaxes" tags=["figure"]
 plotting.show_drawing(
     "10_trees",
-    "The same tree twice. Four slices of a text are joined in twos, then the two halves. On the "
-    "left each has a decay and a state, drawn as a grid, which serve every later query; on the "
-    "right, triples of a largest score, a sum and a weighted sum belong to one query. Beside each "
-    "tree is the rule by which two of its slices are joined.",
+    "A tree of four slices of a text, which are joined in twos, then the two halves. Each node has "
+    "two things beside each other. On the left, in red, a largest score, a sum and a weighted sum "
+    "belong to one query. On the right, in green, a decay and a state, drawn as a grid, serve "
+    "every later query.",
 )
 
 # %% [markdown] slide_title="Three slices, however they're joined: the softmax of all keys"
@@ -1128,9 +1225,10 @@ print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,04
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
-# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation.
-# Only the top row of the picture is measured, on our core (filled dots). The others are (10.1)
-# alone. Where do you expect LlaMa, the line at 1, to win?
+# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation,
+# beside those of two million on our core. Where do you expect LlaMa, the line at 1, to win?
+#
+# Only the first column is measured, on our core. (10.1) predicts the others.
 
 
 # %% tags=["setup"]
@@ -1225,19 +1323,17 @@ print(f"with every row of a table read once: Cheems {ONCE:.2f}")
 # %% tags=["figure"]
 def draw_speeds(ax, shown):
     """Speed as a multiple of LlaMa's: filled dots are measured, hollow ones predicted."""
-    for (place, words), (i, name) in product(enumerate(shown), enumerate([*FAMILIES][1:])):
-        color, lead = plotting.COLORS[[*SYSTEMS].index(name)], shown[words][i + 1]
-        y, face = place + 0.27 * (i - 1), "w" if place else color
-        ax.plot(lead, y, "o", color=color, mfc=face, ms=10, mew=2)
-        ax.text(0.97 * lead, y, f"{lead:.2f}", ha="right", va="center", fontsize=17)
-        ax.text(1.03 * lead, y, "" if place else name, color=color, va="center", fontsize=17)
-        ax.axhline(place + 0.5, color="#dddddd", lw=1)
-    ax.axvline(1, color=plotting.COLORS[0], lw=2)
-    ax.set(xscale="log", xlim=(0.4, 2.4), ylim=(len(shown) - 0.5, -0.5))
-    ax.set_xticks([0.5, 1, 2], ["0.5", "1: LlaMa", "2"], fontsize=17)
-    ax.set_yticks(range(len(shown)), [*shown], fontsize=17)
-    ax.set_xlabel("← LlaMa is ahead      times LlaMa's speed      LlaMa is behind →", fontsize=17)
-    ax.tick_params(axis="y", length=0)
+    last = len(shown) - 1
+    for i, name in enumerate(FAMILIES):
+        color, leads = plotting.COLORS[[*SYSTEMS].index(name)], [row[i] for row in shown.values()]
+        ax.plot(leads[:1], "o", color=color, ms=13)
+        ax.plot(range(1, last + 1), leads[1:], "o-", color=color, mfc="w", ms=13, mew=3, lw=3)
+        ax.text(last + 0.12, leads[-1], name, color=color, fontsize=20, va="center")
+    ax.axvline(0.5, color=plotting.QUIET, linestyle=":")
+    ax.set(yscale="log", ylim=(0.42, 2.1), xlim=(-0.3, last + 0.95))
+    ax.set_yticks([0.5, 1, 2], ["half", "LlaMa's", "twice"], fontsize=18)
+    ax.set_xticks(range(last + 1), [*shown], fontsize=18)
+    ax.set_ylabel("speed", fontsize=19)
     ax.minorticks_off()
 
 
@@ -1245,26 +1341,26 @@ def draw_speeds(ax, shown):
 def draw_once(ax, place, before, after):
     """Cheems, if each row of its experts' tables is read once; returns what it drew."""
     before_it = set(ax.get_children())
-    plotting.arrow(ax, (before, place), (after, place), color=plotting.COLORS[4])
+    plotting.arrow(ax, (place, before), (place, after), color=plotting.COLORS[4])
     words = f"{after:.2f}, if each row\nof a table is read once"
-    ax.text(1.04 * after, place, words, fontsize=16, va="center")
+    ax.text(place - 0.1, 1.03 * after, words, fontsize=18, ha="right", color="#8a6000")
     return [artist for artist in ax.get_children() if artist not in before_it]
 
 
 # %% slide_title="On a GPU, what is fused decides, and then the length" tags=["figure"]
 fig, ax = plotting.figure(size=(12.8, 6))
-titles = "our core,\nmeasured", "GPU, neither\nfused", "GPU, attention\nfused", "GPU, both\nfused"
+titles = "our core,\nmeasured", "GPU, neither\nfused", "attention\nfused", "both\nfused"
 titles += ("both fused,\n65,536 tokens",)
 draw_speeds(ax, dict(zip(titles, [*rows.values()][:5], strict=True)))
-arrow = draw_once(ax, 3.27, both[2], ONCE)
+arrow = draw_once(ax, 3, both[2], ONCE)
 plotting.save(
     fig,
     "10_systems",
-    "The speed of Mamba-2, Jamba and Cheems as multiples of LlaMa's, in five cases. Only the first "
-    "case, two million parameters on our core, is measured; the dots of the others are hollow. On "
-    "our core, and on a GPU with neither fused, all three are above 1. With attention fused, or "
-    "both, they are below; an arrow takes Cheems above 1 if each row of a table is read once. At "
-    "65,536 tokens with both fused, all are above 1 again.",
+    "The speed of Mamba-2, Jamba and Cheems as multiples of LlaMa's, in five columns. Only the "
+    "first, two million parameters on our core, is measured; the dots of the others are hollow. On "
+    "our core, and on a GPU with neither fused, all three are above LlaMa's line. With attention "
+    "fused, or both, they are below; an arrow takes Cheems above it if each row of a table is read "
+    "once. At 65,536 tokens with both fused, all are above it again.",
     stages=[arrow],
 )
 
@@ -1345,18 +1441,16 @@ for kind in ("training", "evaluation"):
         and (jamba.mean(1) > turns(kind, "Jamba").mean(0)).all()
     )
 
-# %% [markdown] slide_title="Count bytes as well as operations; a kernel keeps pairs to itself"
+# %% [markdown] slide_title="Count bytes; a kernel keeps pairs to itself" slide_figure="10_fused"
 # ## Summary
 #
-# - From operations, bytes, two rates and the time of a call, (10.1) estimates a time. It doesn't
-#   know that attention is cut into small products. It promised LlaMa the shortest time of five
-#   systems, and LlaMa took the longest.
-# - Our `ssd_chunked` moves thirteen float32 numbers per head for each pair of tokens in a chunk.
-#   Three kernels move none of them, if nothing spills. A compiler tells you, without a GPU.
-# - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk size.
-# - States and a softmax can both be cut, but only a state serves every query.
-# - On a GPU with both attention and SSD fused, (10.1) puts LlaMa first at 4,096 tokens, and last at
-#   65,536.
+# - (10.1) estimates a time from operations, bytes and calls. It doesn't know that attention is cut
+#   into small products, so we lost a bet.
+# - `ssd_chunked` moves thirteen numbers per pair and head. Three kernels move none, if nothing
+#   spills.
+# - A forgotten mask passes every test with a multiple of the chunk size.
+# - States and softmaxes can be cut, but only a state serves every query.
+# - On a GPU, with both fused, (10.1) puts LlaMa first at 4,096 tokens, and last at 65,536.
 #
 # **Later work.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products. *Flash
 # Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels of Mamba-2

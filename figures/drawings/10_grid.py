@@ -1,10 +1,14 @@
 """The grid of `_write`'s programs for one text, one program's place in it, and what it makes."""
 
+from pathlib import Path
+
 from matplotlib.patches import Rectangle
 
 from cheems_ref import plotting
 
 BLUE, _, GREEN, _, ORANGE, _ = plotting.COLORS
+SOURCE = Path(plotting.__file__).with_name("triton_ssd.py")
+LINE = "chunk, part = "  # how the line begins that finds a program's chunk and tile
 CHUNKS, TILES, HEADS = 3, 2, 4
 MINE = 3, 2  # of a program: its places on the first two axes
 LEFT, TOP, WIDE, HIGH = 1.9, 4.1, 0.85, 0.7
@@ -33,6 +37,13 @@ def draw_grid(ax):
         ax.text((start + end) / 2, low - 0.12, f"chunk {chunk}", **words)
 
 
+def draw_line(ax):
+    """The line of `_program` that finds the chunk and the tile."""
+    lines = SOURCE.read_text(encoding="utf-8").splitlines()
+    line = next(line.strip() for line in lines if line.strip().startswith(LINE))
+    ax.text(0.1, 5.65, line, family="monospace", fontsize=18)
+
+
 def draw_mine(ax):
     """One program, and how it finds its chunk and its tile."""
     point, head = MINE
@@ -59,6 +70,7 @@ def draw_state(ax):
 
 
 def draw():
-    fig, ax = plotting.canvas(12.4, 5.3)
+    fig, ax = plotting.canvas(12.4, 6.1)
+    draw_line(ax)
     draw_grid(ax)
     return fig, [draw_mine(ax), draw_state(ax)]
