@@ -1103,8 +1103,8 @@ check("the chunk's end", S_before @ product + U_V.T @ k, S_after)
 # ## Summary
 #
 # - Without the softmax, attention becomes a matrix that every token updates.
-# - It stores pairs: crosstalk is $(l-1)/n$, and no rule holds more than $n$ arbitrary values.
-# - Decay fades everything equally. A delta step replaces what one key returned.
+# - Random keys: crosstalk of mean square $(l-1)/n$. No rule is exact for $n+1$ arbitrary values.
+# - Decay fades everything. A delta step at $\beta\|k\|^2 = 1$ replaces what a key returned.
 # - Normalise your keys: above $\beta\|k\|^2 = 2$, a delta step enlarges its own error.
 # - Error and recall rank the rules differently, and the step decides more than the rule.
 # - One triangular system gives all writes of a chunk, so the delta rule trains in chunks.
