@@ -156,17 +156,15 @@ by_sum = torch.stack([sum((q[t] @ k[s]) * v[s] for s in range(t + 1)) for t in r
 check("(QKᵀ ∘ M)V = the sum", quadratic, by_sum)
 _ = must_differ("mask forgotten: attention to the future", q @ k.T @ v, quadratic)
 
-# %% [markdown] slide_title="Two brackets decide what we can add up in advance"
-# Now look at a single term. $k_s \cdot q_t$ is a scalar, so we can write it after the vector and
-# regroup:
+# %% [markdown]
+# Now look at a single term, $v_s\,(k_s^\top q_t)$. The bracket is a scalar, so we can move it. Then
+# $v_s k_s^\top$ is a matrix, the outer product of value and key, and we can add up all these
+# matrices *before any query arrives*. We call their sum the state $S_t$ (the other chapters write
+# $h_t$):
 #
-# $$v_s\,(k_s^\top q_t) = (v_s\,k_s^\top)\,q_t.$$
-#
-# On the right, the query is outside the bracket. $v_s k_s^\top$ is a matrix, the outer product of
-# value and key, and we can add up all these matrices *before any query arrives*. We call their sum
-# the state $S_t$ (the other chapters write $h_t$):
-#
-# $$S_t = S_{t-1} + v_t\,k_t^\top, \qquad o_t = S_t\,q_t, \qquad S_{-1} = 0. \tag{2.3}$$
+# $$\begin{gathered} v_s\,(k_s^\top q_t) = (v_s\,k_s^\top)\,q_t \\
+#   S_t = S_{t-1} + v_t\,k_t^\top, \qquad o_t = S_t\,q_t, \qquad S_{-1} = 0.
+#   \end{gathered} \tag{2.3}$$
 
 # %% slide_title="Two brackets turn attention into a recurrence"
 S, outputs = torch.zeros(p, n), []
@@ -270,22 +268,22 @@ for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
 show(S)
 check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
 
-# %% [markdown] slide_title="Overlapping keys return both values" slide_figure="02_answers:0"
-# Each key returns its own value in full, plus 0.6 of the other:
-#
-# $$S\,k_0 = v_0 + 0.6\,v_1, \qquad S\,k_1 = 0.6\,v_0 + v_1.$$
+# %% [markdown]
+# Each key returns its own value in full, plus 0.6 of the other: $S\,k_0 = v_0 + 0.6\,v_1$ and
+# $S\,k_1 = 0.6\,v_0 + v_1$.
 #
 # If the keys were orthogonal, they wouldn't interfere at all. But $n$ dimensions only have room for
 # $n$ orthogonal keys, and a text has more tokens than that.
 
-# %% [markdown] slide_title="An answer is signal plus crosstalk"
+# %% [markdown] slide_title="Each pair stored adds crosstalk" slide_figure="02_interference:0"
 # ## 3 · Crosstalk
 #
 # What happens with many keys? Let linear attention store $l$ pairs under unit keys, and read key
 # $j$:
 #
-# $$S\,k_j = \underbrace{v_j}_{\text{signal}} +
-#   \underbrace{\sum_{i \ne j} (k_i \cdot k_j)\; v_i}_{\text{crosstalk}}. \tag{2.4}$$
+# $$\begin{aligned} S\,k_j ={}& \underbrace{v_j}_{\text{signal}} \\
+#   {}+{}& \underbrace{\sum_{i\ne j} (k_i\cdot k_j)\,v_i}_{\text{crosstalk}}.
+#   \end{aligned} \tag{2.4}$$
 #
 # How bad is it if the keys point in random directions? With $k_j$ as the first axis, $(k_i \cdot
 # k_j)^2$ is the square of the first coordinate of $k_i$. All $n$ squares sum to 1, so by symmetry
@@ -318,32 +316,45 @@ for name, law in laws.items():
 
 # %% tags=["figure"]
 def draw_crosstalk(ax, counts, laws, measured):
-    """The law for each width as a line, what was measured as dots, and where noise = signal."""
+    """The law for each width as a line; then what was measured, and where noise = signal."""
     for i, (name, law) in enumerate(laws.items()):
-        color, n = plotting.COLORS[(0, 2, 1)[i]], int(name[4:])
+        color = plotting.COLORS[(0, 2, 1)[i]]
         ax.plot(counts, law, color=color)
-        ax.plot(counts, measured[name], "o", color=color, markersize=6)
-        ax.text(570, law[-1], f"$n = {n}$", color=color, va="center", fontsize=15)
+        ax.text(570, law[-1], f"$n = {name[4:]}$", color=color, va="center", fontsize=19)
+    drawn = set(ax.get_children())
+    for i, (name, seen) in enumerate(measured.items()):
+        color, n = plotting.COLORS[(0, 2, 1)[i]], int(name[4:])
+        ax.plot(counts, seen, "o", color=color, markersize=6)
         ax.plot([n + 1], [1], "D", color=color, markersize=11, markerfacecolor="white")
-        ax.annotate(f"$l = {n + 1}$", (n + 1, 1), (10, -20), textcoords="offset points",
-                    color=color, fontsize=14)  # fmt: skip
     plotting.level(ax, 1)
-    ax.text(2.2, 1.15, "as large as the signal", fontsize=14)
-    ax.set(xscale="log", yscale="log", xlabel="pairs stored", ylabel="crosstalk (mean square)")
-    ax.set_xlim(right=1100)  # room for the names of the lines
+    ax.text(14, 1.2, "$l = n + 1$", ha="right", fontsize=18)
+    ax.text(1750, 0.78, "noise = value", ha="right", va="top", fontsize=18)
+    return [artist for artist in ax.get_children() if artist not in drawn]
+
+
+# %% tags=["figure"]
+def label_crosstalk(ax):
+    """Axes and ticks of the figure of the crosstalk, both logarithmic."""
+    ax.set(xscale="log", yscale="log")
+    ax.set_xlabel("pairs stored", fontsize=18)
+    ax.set_ylabel("crosstalk (mean square)", fontsize=18)
+    ax.set_xlim(right=1800)  # room for the names of the lines
     ax.set_xticks([2**i for i in range(1, 10)], [f"{2**i}" for i in range(1, 10)])
+    ax.tick_params(labelsize=18)
     ax.minorticks_off()
 
 
 # %% slide_title="At l = n + 1 the noise is as loud as the value" tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.8))
-draw_crosstalk(ax, counts, laws, measured)
+fig, ax = plotting.figure(size=(9, 5.4))
+label_crosstalk(ax)
+found = draw_crosstalk(ax, counts, laws, measured)
 plotting.save(
     fig,
     "02_interference",
     "The mean square of the crosstalk against the number of key–value pairs, both logarithmic, for "
     "three widths of the key. The measured dots lie on the lines of the law (l - 1) / n. Diamonds "
     "mark where each line reaches the size of the signal: at l = 17, 65 and 257.",
+    stages=[found],
 )
 
 # %% [markdown]
@@ -374,7 +385,7 @@ for name in RULES:
     check(f"{name}: Σ a_i (S k_i) = 0", a @ (keys[0] @ S.T), torch.zeros(3), atol=1e-10)
 _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 
-# %% [markdown] slide_title="Mamba-2 fades the state before each write" slide_figure="02_state:2"
+# %% [markdown] slide_title="Decay lowers the noise and the signal" slide_figure="02_fading:0"
 # ## 4 · Let it fade: Mamba-2
 #
 # The simplest strategy is to forget. Before each write, multiply the state by a decay $\alpha_t$
@@ -385,18 +396,17 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # The code takes $g_t = \log\alpha_t$. By the time token $t$ reads the state, token $s$'s write has
 # been through $\delta = t - s$ decays. We call $\delta$ its age. With constant $\alpha$, half of
 # the signal is left after $\log\frac12 / \log\alpha$ tokens, which is the half-life.
-
-# %% [markdown] slide_title="Decay bounds the noise but fades the signal" slide_figure="02_fading:0"
+#
 # You lose old values: after $\delta$ tokens, $\alpha^\delta$ is left. What do you get in return?
 # Decay cuts the noise more than it cuts recent values. A token of age $i$ now adds noise with mean
-# square $\alpha^{2i}/n$, and $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$, however long the
-# text gets:
+# square $\alpha^{2i}/n$, and $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$. So the noise has
+# a bound, however long the text gets:
 #
-# $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
-#   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
+# $$\text{signal} = \alpha^\delta, \qquad \text{noise}^2 \;\le\; \frac{1}{n\,(1 - \alpha^2)}.
+#   \tag{2.7}$$
 #
-# (Take roots before you compare.) Let's measure both. The signal is the answer's projection
-# onto the value, the noise is the rest:
+# (Take roots before you compare.) Let's measure both. The signal is the answer's projection onto
+# the value, the noise is the rest:
 
 # %% tags=["aside"]
 l, n = 512, 64
@@ -471,17 +481,19 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 # Linear attention now returns kitchen plus garden. But you want to replace kitchen with garden.
 #
 # Think of it as regression. We want a linear map $S$ with $S k \approx v$, and the examples arrive
-# one at a time. The loss on one example and its gradient are
+# one at a time.
+#
+# The loss on one example and its gradient are
 #
 # $$J(S) = \tfrac12\,\| S k - v \|^2, \qquad
 #   \frac{\partial J}{\partial S} = (S k - v)\,k^\top. \tag{2.8}$$
 #
 # Each token takes one gradient step of size $\beta$:
 #
-# $$S_t = S_{t-1} + \beta_t\,\underbrace{(v_t - S_{t-1} k_t)}_{\text{what is missing}}\,k_t^\top
+# $$S_t = S_{t-1} + \beta_t\,(v_t - S_{t-1} k_t)\,k_t^\top
 #   = S_{t-1}\,(I - \beta_t k_t k_t^\top) + \beta_t v_t k_t^\top. \tag{2.9}$$
 #
-# The first form tells you what to do: read first, then write only the difference. This is the
+# The first form tells you what to do: read first, then write only what is missing. This is the
 # *delta rule* (Widrow and Hoff, 1960; in linear attention, Schlag et al., 2021).
 #
 # Let's do it **by hand**, with $\beta = 1$. The first write is the same as before. At $k_1$ the
@@ -585,21 +597,26 @@ plotting.show_drawing(
 
 # %% tags=["figure"]
 def draw_steps(ax):
-    """What is left of the error after a write, against β‖k‖²: the delta rule and Longhorn."""
-    x = torch.linspace(0, 3, 301)
-    ax.plot(x, (1 - x).abs(), color=plotting.COLORS[1], label="delta rule, |1 − β‖k‖²|")
-    plotting.level(ax, 1, "as large as before")
-    ax.plot([1, 2], [0, 1], "o", color=plotting.INK)
-    for words, place in {"replaced": (1.08, 0.03), "grows from here on": (0.7, 1.1)}.items():
-        ax.text(*place, words, va="center")
-    ax.set(xlabel="β‖k‖²", ylabel="share of the error left", ylim=(-0.05, 2))
-    return ax.plot(x, 1 / (1 + x), color=plotting.COLORS[2], label="Longhorn, 1 / (1 + β‖k‖²)")
+    """What is left of the error after a write, against β‖k‖²: the delta rule, then Longhorn."""
+    x, red, green = torch.linspace(0, 3, 301), plotting.COLORS[1], plotting.COLORS[2]
+    plotting.level(ax, 1)
+    ax.plot(x, (1 - x).abs(), color=red, lw=3)
+    ax.plot([1, 2], [0, 1], "o", color=plotting.INK, ms=10)
+    ax.text(2.36, 1.6, "delta rule: |1 − β‖k‖²|", color=red, ha="right", fontsize=20)
+    ax.text(0.08, 1.06, "the error as it was", fontsize=18)
+    ax.text(1.93, 1.06, "grows from here on", ha="right", fontsize=18)
+    ax.text(1.07, 0.0, "replaced", va="center", fontsize=18)
+    ax.set(ylim=(-0.08, 2), xlim=(0, 3), xticks=[0, 1, 2, 3], yticks=[0, 1, 2])
+    ax.set_xlabel("β‖k‖²", fontsize=18)
+    ax.set_ylabel("share of the error left", fontsize=18)
+    ax.tick_params(labelsize=18)
+    words = ax.text(1.75, 0.44, "Longhorn: 1 / (1 + β‖k‖²)", color=green, fontsize=20)
+    return [*ax.plot(x, 1 / (1 + x), color=green, lw=3), words]
 
 
 # %% slide_title="The delta rule can overshoot, Longhorn can't" tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.2))
+fig, ax = plotting.figure(size=(12, 5))
 longhorn = draw_steps(ax)
-ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 plotting.save(
     fig,
     "02_step",
@@ -654,24 +671,24 @@ check("2.13: fade, then correct", row, faded + beta * torch.outer(value - faded 
 late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
-# %% [markdown] slide_title="Each token is one step of learning"
-# Here are all five rules in one table. One idea covers them: each token
-# is one step of learning.
+# %% [markdown] slide_title="Five rules differ in what they keep and what they add"
+# One idea covers all five rules: each token is one step of learning. A step keeps a part of the
+# state and adds a write, and their sum is the new state:
 #
-# | rule | loss | gradient step | new state |
+# | rule | loss | keeps | adds |
 # |---|---|---|---|
-# | linear attention | $-v \cdot S k$ | size 1 | $S + v k^\top$ |
-# | Mamba-2 | the same | fade, then size 1 | $\alpha S + v k^\top$ |
-# | DeltaNet | $\frac12\lVert Sk - v\rVert^2$ | size β | $S (I - \beta kk^\top) + \beta vk^\top$ |
-# | Longhorn | the same | size ε | $S (I - \epsilon kk^\top) + \epsilon vk^\top$ |
-# | Gated DeltaNet | the same | fade, then size β | $\alpha S (I - \beta kk^\top) + \beta vk^\top$ |
+# | linear attention | $-v \cdot S k$ | $S$ | $v k^\top$ |
+# | Mamba-2 | the same | $\alpha S$ | $v k^\top$ |
+# | DeltaNet | $\frac12\lVert Sk - v\rVert^2$ | $S (I - \beta kk^\top)$ | $\beta vk^\top$ |
+# | Longhorn | the same | $S (I - \epsilon kk^\top)$ | $\epsilon vk^\top$ |
+# | Gated DeltaNet | the same | $\alpha S (I - \beta kk^\top)$ | $\beta vk^\top$ |
 #
-# The fade belongs to the idea, too: shrinking the weights a little at every step is *weight decay*.
+# The fade is part of learning too: shrinking the weights a little at every step is *weight decay*.
 # And you know the bracket $I - \beta kk^\top$ from linear algebra. For a unit key it's a projection
 # at $\beta = 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder
 # reflection. (In DeltaNet as published $\beta$ stays below 1.)
 #
-# The package agrees with each row of the last column (folded cells).
+# The package agrees with the sum of each row (folded cells).
 
 
 # %% tags=["guard"]
@@ -955,12 +972,12 @@ settled = store("DeltaNet", unit(10, 60, 32, seed=1), random(10, 60, 64, seed=2)
 check("Longhorn, unit keys = the delta rule with β = ½",
       store("Longhorn", unit(10, 60, 32, seed=1), random(10, 60, 64, seed=2)), settled)  # fmt: skip
 
-# %% [markdown] slide_title="A sum doesn't know its order"
+# %% [markdown]
 # The state of linear attention is a sum, and **a sum doesn't know its order**: kitchen then garden
 # or garden then kitchen, it's the same state. No training can change that, as long as a pair's key
 # and value don't depend on the order. Let's write nine pairs both ways:
 
-# %% slide_title="A sum doesn't know its order"
+# %% tags=["aside"]
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
 for name in RULES:
     change = (store(name, k, v) - store(name, k.flip(1), v.flip(1))).norm().item()
@@ -971,31 +988,29 @@ for name in RULES:
 # All the others notice. The rules with a decay would notice even if the keys were orthogonal;
 # DeltaNet and Longhorn only notice because the keys overlap.
 
-# %% [markdown] slide_title="Every write depends on the earlier ones" slide_figure="02_triangle:2"
+# %% [markdown] slide_title="One triangular system holds all writes" slide_figure="02_triangle:0"
 # ## 9 · All tokens of a chunk at once
 #
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
 # depends on all the writes before it. Can we compute them in parallel?
 #
 # Chapter 01's scan joins neighbouring steps, and joining two brackets means multiplying them:
-# $(I - \beta_1 k_1 k_1^\top)(I - \beta_2 k_2 k_2^\top)$. What that subtracts from $I$ has rank 2.
-# Then come ranks 4 and 8, and soon the scan multiplies full matrices.
+# $(I - \beta_1 k_1 k_1^\top)(I - \beta_2 k_2 k_2^\top)$. Their product is $I$ minus a
+# matrix of rank 2. Then come ranks 4 and 8, and soon the scan multiplies full matrices.
 #
 # But the dependence is *linear* (Yang et al., 2024). Name the vector that token $t$ writes: $u_t =
-# \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$ ($S_{-1}$
-# is now the state before the chunk):
+# \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$, and $S_t =
+# S_{-1} + \sum_{s \le t} u_s k_s^\top$ (2.14), where $S_{-1}$ is now the state before the chunk.
 #
-# $$S_t = S_{t-1} + u_t k_t^\top = S_{-1} + \sum_{s \le t} u_s k_s^\top. \tag{2.14}$$
-#
-# Put this into the definition of $u_t$. The state before token $t$ consists of $S_{-1}$ and the
-# earlier writes:
+# The state before token $t$ consists of $S_{-1}$ and the earlier writes. Put it into $u_t$:
 #
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
-
-# %% [markdown] slide_title="One triangular system holds all writes" slide_figure="02_triangle"
+#
 # Move the sum to the left: $u_t + \beta_t \sum_{s < t} (k_t \cdot k_s)\,u_s = \beta_t\,(v_t -
-# S_{-1} k_t)$. That's row $t$ of one system, with the $u_t$ as the rows of $U$, the $S_{-1} k_t$ as
-# those of $K S_{-1}^\top$, and $T_{ts} = \beta_t\,(k_t \cdot k_s)$ for $s < t$ and 0 otherwise:
+# S_{-1} k_t)$. That's row $t$ of one system, where $U$ has the rows $u_t$, and $K S_{-1}^\top$ the
+# rows $S_{-1} k_t$.
+#
+# With $T_{ts} = \beta_t\,(k_t \cdot k_s)$ below the diagonal and 0 elsewhere, the system is
 #
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
@@ -1011,7 +1026,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# And the system contains no state but the one before the chunk. With $U$ you read as in linear
+# The only state in the system is $S_{-1}$, from before the chunk. With $U$ you read as in linear
 # attention:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
@@ -1081,24 +1096,18 @@ check("the chunk's end", S_before @ product + U_V.T @ k, S_after)
 # **What came after.** *GLA* gives each entry of the key its own decay. *KDA* is Gated DeltaNet with
 # such decays. *RWKV-7* also erases under another key than it writes. *DeltaProduct* takes several
 # delta steps per token. In *TTT* the state is the weights of a model, and small batches of tokens
-# take gradient steps on them. *Titans* adds momentum and weight decay to that step. (Signal
-# processing knows the delta rule as the LMS filter, and Longhorn's form as the normalised one.)
+# take gradient steps on them. *Titans* adds momentum and weight decay to that step. Signal
+# processing calls the delta rule the LMS filter, and Longhorn's form the normalised LMS filter.
 
-# %% [markdown] slide_title="What to remember of five memories"
+# %% [markdown] slide_title="What to remember of five memories" slide_figure="02_write"
 # ## Summary
 #
 # - Without the softmax, attention becomes a matrix that every token updates.
-# - The matrix stores key–value pairs. Random keys cause crosstalk with mean square $(l-1)/n$, and
-#   no rule stores more than $n$ arbitrary values exactly.
-# - Each rule is one step of learning per token. Decay fades everything equally. The delta rule with
-#   $\beta\|k\|^2 = 1$ replaces what a key returned. Gated DeltaNet does both.
-# - The state of linear attention doesn't know the order of its writes. The gated rules know it from
-#   their decay, the delta rules from overlapping keys.
-# - Normalise your keys: above $\beta\|k\|^2 = 2$, each delta-rule update enlarges the very error it
-#   was meant to correct. Longhorn's step is never that large.
-# - Error and recall rank the rules differently, and the step size decides more than the rule.
-# - One triangular system gives you all the writes of a chunk, so you can train the delta rule in
-#   chunks.
+# - Random keys: crosstalk of mean square $(l-1)/n$. No rule is exact for $n+1$ arbitrary values.
+# - Decay fades everything. A delta step at $\beta\|k\|^2 = 1$ replaces what a key returned.
+# - Normalise your keys: above $\beta\|k\|^2 = 2$, a delta step enlarges its own error.
+# - Error and recall rank the rules differently, and the step decides more than the rule.
+# - One triangular system gives all writes of a chunk, so the delta rule trains in chunks.
 #
 # ## Exercises
 #

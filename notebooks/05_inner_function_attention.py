@@ -315,14 +315,12 @@ check("InnerFuncAttn = attention over SSD", layer(x, positions)[0], y)
 # WM's reason: several heads can share their values (*grouped-query attention*), and quality hardly
 # suffers. So don't make more values, make richer ones.
 
-# %% [markdown] slide_title="A key made of the 7 alone can't name the c" slide_figure="05_recall:0"
+# %% [markdown]
 # ### Why the values? Which of q, k and v has to know the past?
 #
-# > "[…] queries and keys do only need simple linear transformations […]"
-# > — *Wonderful Matrices* §3.2
-#
-# Try this on recall. Read pairs of a key and a value, then a key once more: *which value came right
-# after it?* The question looks for the 7. But a linear key of the 7 knows nothing of the c.
+# Queries and keys "do only need simple linear transformations", says WM §3.2. Try this on recall.
+# Read pairs of a key and a value, then a key once more: *which value came right after it?* The
+# question looks for the 7. But a linear key of the 7 knows nothing of the c.
 #
 # Others gave queries and keys more. Primer puts a convolution behind $q$, $k$ and $v$. Mega puts an
 # exponential average before $q$ and $k$. Mamba puts a convolution before $B$ and $C$.
@@ -570,7 +568,8 @@ def draw_runs(ax, patterns):
             ax.plot(range(50, 501, 50), run["explained"], color=color, lw=1.6)
         if len(patterns) > 1:
             median = sorted(run["explained"][-1] for run in rows[pattern]["runs"])[2]
-            ax.text(510, median, pattern, color=color, va="center", fontsize=16)
+            y = median + (0.045 if pattern == "A" else -0.09)  # clear of the levels
+            ax.text(500, y, f"{pattern} alone", color=color, ha="right", fontsize=16)
     ax.set(xlabel="update", xlim=(30, 560), ylim=(0.55, 1.02), xticks=(100, 300, 500))
     for level in (BY_MEAN, BY_ENTRY):
         ax.axhline(level, color=plotting.QUIET, lw=1)
@@ -618,31 +617,30 @@ plotting.save(
 
 # %% tags=["figure"]
 def draw_head_start(ax):
-    """Updates to 0.95: from the median alone to the median behind an S; dots are seeds."""
+    """Updates until 0.95: bars for the medians, alone and behind an S; a dot for each seed."""
     pairs = {"V = SSD(x)": ("I", "SI"), "S then A": ("SA", "SSA"), "A then A": ("AA", "SAA")}
-    for system, ((name, both), color) in enumerate(zip(pairs.items(), (2, 0, 3), strict=True)):
-        told = dict(color=plotting.COLORS[color])
-        for side, pattern in enumerate(both):
-            x = [side + 0.02 * (seed - 2) + 0.13 * (system - 1) for seed in range(5)]
-            ax.plot(x, FIRST[pattern], "o", ms=8, alpha=0.5, **told)
-        middles = [sorted(FIRST[pattern])[2] for pattern in both]
-        ends = 0.13 * (system - 1), 1 + 0.13 * (system - 1)
-        ax.plot(ends, middles, "-", lw=4, **told)
-        ax.text(-0.26, middles[0], name, ha="right", va="center", fontsize=18, **told)
-    ax.set_xticks([0, 1], ["alone", "behind one more S"], fontsize=18)
-    ax.set_yticks([100, 200, 300, 400, 600], ["100", "200", "300", "400", "never"])
-    ax.set(xlim=(-0.75, 1.3), ylim=(60, 640), ylabel="updates until 0.95")
+    for system, (name, both) in enumerate(pairs.items()):
+        for place, pattern in zip((system, system + 3.5), both, strict=True):
+            seeds = sorted(FIRST[pattern])
+            ax.bar(place, seeds[2], 0.92, color=plotting.COLORS[(2, 0, 3)[system]])
+            ax.text(place, 15, f"{seeds[2]}\n{name}", ha="center", color="white", fontsize=16)
+            dots = [place + 0.12 * (seed - 2) for seed in range(5)]
+            ax.plot(dots, seeds, "o", ms=9, color="white", mec=plotting.INK, mew=1.5)
+    ax.set_xticks([1, 4.5], ["alone", "behind one more S"], fontsize=20)
+    ax.set_yticks([0, 200, 400, 600], ["0", "200", "400", "never"])
+    ax.set(ylim=(0, 640), ylabel="updates until 0.95")
+    ax.tick_params(axis="x", length=0)
 
 
 # %% slide_title="Behind one more S, the head start is gone" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 5))
+fig, ax = plotting.figure(size=(12, 5))
 draw_head_start(ax)
 plotting.save(
     fig,
     "05_behind",
-    "Updates until 0.95 is explained, dots for the seeds, lines from median to median. Alone: V = "
-    "SSD(x) 150, S then A 250, A then A 350. Behind one more S all three lines meet at 200. One "
-    "seed of S then A never gets there on either side, one of V = SSD(x) behind an S.",
+    "Updates until 0.95 is explained, bars for the medians and dots for the seeds. Alone: V = "
+    "SSD(x) 150, S then A 250, A then A 350. Behind one more S all three bars end at 200. One seed "
+    "of S then A never gets there on either side, one of V = SSD(x) behind an S.",
 )
 
 # %% [markdown]
@@ -712,23 +710,13 @@ assert all(0.74 < end < BY_ENTRY for end in ENDS["A", 32])
 # So on this task, SSD inside attention does the work of the two stacked, with 6,284 parameters
 # instead of 7,308. Chapter 09 asks the same of small language models.
 
-# %% [markdown] slide_title="A token's value is the token times a sum of two rows"
+# %% [markdown]
 # ## 5 · Values from a table
 #
 # WM puts a table in place of the SSD. With one head, each row $U_j$ is as wide as a token, and has
-# a key $\kappa_j$ of width $m$, a few components. With $h$ heads, each has its own keys and rows,
-# as wide as the head. A token makes a short query $W_q x_s$, also of width $m$, and compares it
-# with the keys. The package takes the *two* best rows with softmax weights $\omega_{sj}$, which are
-# ours, and multiplies the token by the weighted sum, component by component:
-#
-# $$v_s = x_s \circ \sum_{j \,\in\, \text{best two}} \omega_{sj}\, U_j, \qquad
-#   \omega_{sj} = \mathrm{softmax}_{j \,\in\, \text{best two}}
-#   \Big(\frac{\kappa_j \cdot W_q\,x_s}{\sqrt m}\Big). \tag{5.2}$$
-#
-# So each token chooses the diagonal matrix that multiplies it. That scales components without
-# mixing them; $W x_s$ mixes them, but in the same way for every token. WM has three variants: eq. 3
-# weights all rows by their scores, the steps below it add up the best few, and Listing 7 takes the
-# best one, unweighted.
+# a short key $\kappa_j$ of width $m$. (With $h$ heads, each has its own, as wide as the head.) A
+# token makes a query $W_q x_s$ of the same width and compares it with the keys. The package takes
+# the *two* best rows, weights them, and multiplies the token by their sum, component by component.
 
 # %% tags=["setup"]
 _ = torch.manual_seed(0)
@@ -737,7 +725,7 @@ query_map, keys, rows = table.query_proj.weight, table.keys[0], table.values[0]
 x, values = random(1, 5, 8, seed=4), []
 
 # %% [markdown]
-# Follow one token through (5.2), with six rows. Which two does it take?
+# Follow one token, with six rows. Which two does it take?
 
 # %% slide_title="A value from a table takes five steps" tags=["figure"]
 plotting.show_drawing(
@@ -748,9 +736,17 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# In code, with queries of width 4:
+# As an equation, with $j$ over the two best rows (the softmax is ours):
+#
+# $$v_s = x_s \circ \sum_j \omega_{sj}\, U_j, \qquad
+#   \omega_{sj} = \mathrm{softmax}_j \Big(\frac{\kappa_j \cdot W_q\,x_s}{\sqrt m}\Big). \tag{5.2}$$
+#
+# So each token chooses the diagonal matrix that multiplies it. That scales components without
+# mixing them; $W x_s$ mixes them, but in the same way for every token. WM has three variants: eq. 3
+# weights all rows by their scores, the steps below it add up the best few, and Listing 7 takes the
+# best one, unweighted. In code, with queries of width 4:
 
-# %% tags=["aside"]
+# %% slide_title="A token's value is the token times a sum of two rows"
 for token in x[0]:
     scores = keys @ (query_map @ token) / math.sqrt(4)  # 1. similarity
     best = scores.topk(2).indices  # 2. the two best rows
@@ -851,7 +847,7 @@ except IndexError:
     print(int(few.chosen.max()))
 assert few.chosen.max() >= 8
 
-# %% [markdown] slide_title="A state says what attention can't yet: ignore me, or forget"
+# %% [markdown] slide_title="A bias on the scores is a shutter for a key" slide_figure="05_head:1"
 # ## 6 · "Do not read me", "forget what came before me"
 #
 # The static mask says who *may* be read. A state-space layer also decides who *should* be. Through
@@ -912,21 +908,38 @@ for name, share in shares.items():
 # A fourth panel shows SSD: how much is left of a write, in units of an ordinary token's write.
 # Which panels grant token 4 its wish, and which token 8?
 
+
+# %% tags=["figure"]
+def draw_shares(ax, name, share):
+    """The share of each key for each reader, pale for 0; frames for the wishes of two tokens."""
+    seen = share.masked_fill(~SEEN, math.nan)
+    ax.pcolormesh(seen, cmap="Blues", vmin=0.0, vmax=1.0, edgecolor="face")
+    ax.set(aspect="equal", xlim=(0, 16), ylim=(16, 0), xlabel="key s", title=name)
+    ax.set_xticks([4.5, 8.5], ["4", "8"]), ax.set_yticks([4.5, 8.5], ["4", "8"])
+    red, green = plotting.COLORS[1], plotting.COLORS[2]
+    ax.plot([4, 5, 5, 4, 4], [4, 4, 16, 16, 4], color=red, lw=4, zorder=3)
+    ax.plot([0, 8, 8, 0, 0], [8, 8, 16, 16, 8], color=green, lw=4)
+    wish = {"content": ("token 4:\ndo not read me", red, 3.4)}
+    wish["forgetting"] = "token 8: forget\nwhat came\nbefore me", green, 6.2
+    if name in wish:
+        words, color, y = wish[name]
+        ax.text(16, y, words, color=color, fontsize=17, ha="right")
+
+
 # %% slide_title="Only SSD grants both wishes, with one step size for both" tags=["figure"]
-drawn = {
-    name.partition(":")[0]: share.masked_fill(~SEEN, math.nan) for name, share in shares.items()
-}
-labels = dict(xlabel="key s", ylabel="reader t", unit="remaining share; grey: the future")
-fig, axes = plotting.heatmaps(drawn, signed=False, limit=1.0, size=(13, 3.9), **labels)
-axes[3].text(8.7, 7.9, "× 30", fontsize=14)
+fig, axes = plotting.figure(1, 4, size=(14, 4.3))
+for ax, (name, share) in zip(axes, shares.items(), strict=True):
+    draw_shares(ax, name.partition(":")[0], share)
+axes[0].set_ylabel("reader t")
+axes[3].text(8.9, 7.7, "× 30", fontsize=17)
 plotting.save(
     fig,
     "05_shares",
     "Share of each key that is left, dark for 1, for every reader and key up to the diagonal, in "
-    "four panels. Gate: columns of one colour each, at random. Content: all dark but column 4. "
-    "Forgetting: rows that fade to the left, and from reader 8 on almost nothing is left of the "
-    "keys before 8. SSD: the same, but column 4 is pale as well, and column 8 is off the scale, "
-    "with a share of 30 at its top.",
+    "four panels. A red frame marks column 4, a green one the keys before 8 for readers from 8 on. "
+    "Gate: columns of one colour each, at random. Content: all dark but column 4. Forgetting: rows "
+    "that fade to the left, and the green frame is almost white. SSD: both frames are, and column "
+    "8 is off the scale, with a share of 30 at its top.",
 )
 
 # %% [markdown]
@@ -1210,21 +1223,33 @@ plotting.save(
 # reader. **A gate is the part of a position embedding that all readers share.** Compare all
 # systems:
 
+
+# %% tags=["figure"]
+def draw_right(ax, right):
+    """For each kind of mask, the mean of five seeds as a bar, and the seeds as dots."""
+    names = {"none": "no mask", "printed": "as printed", "gate": "soft gates", "rounded": "rounded"}
+    names["places"] = "no mask,\nplaces embedded"
+    for place, kind in enumerate(names):
+        mean = sum(right[kind]["right"]) / 5
+        ax.bar(place, mean, 0.7, color=plotting.COLORS[0 if mean > 0.9 else 1])
+        ax.text(place, 0.05, f"{mean:.3f}", color="white", ha="center", fontsize=20)
+        dots = [place + 0.1 * (seed - 2) for seed in range(5)]
+        ax.plot(dots, right[kind]["right"], "o", ms=9, color="white", mec=plotting.INK, mew=1.5)
+    ax.plot([-0.5, 1.5], 2 * [9 / 16], color=plotting.INK, lw=2)
+    ax.text(0.5, 0.68, "9/16: a guess between\nthe two values", ha="center", fontsize=17)
+    ax.set_xticks(range(5), names.values(), fontsize=17)
+    ax.set(ylabel="answers right", ylim=(0, 1.06), yticks=[0, 0.5, 1])
+
+
 # %% slide_title="As printed, the mask changes nothing" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(12, 4.6))
-NAMES = {"none": "no mask", "printed": "as printed", "gate": "soft gates", "rounded": "rounded"}
-for place, (kind, name) in enumerate([*NAMES.items(), ("places", "no mask,\nplaces embedded")]):
-    seeds = [place + 0.08 * (i - 2) for i in range(5)]
-    ax.plot(seeds, DECOYS["decoys"][kind]["right"], "o", ms=10, color=plotting.COLORS[place < 2])
-    ax.text(place, 0.45, name, ha="center", va="center", fontsize=17)
-plotting.level(ax, 9 / 16, "9/16: a guess between the two values")
-ax.set(ylabel="answers right", ylim=(0.38, 1.04), xlim=(-0.6, 4.6), xticks=[])
+fig, ax = plotting.figure(size=(12, 4.8))
+draw_right(ax, DECOYS["decoys"])
 plotting.save(
     fig,
     "05_right",
-    "Answers right after 200 updates, one dot per seed. Without a mask and with the printed one, "
-    "the same five values near 0.577, just above the line at 9/16. With soft gates, with rounded "
-    "ones, and with an embedding of the place, all are at 1.",
+    "Answers right after 200 updates, bars for the means and a dot for each seed. Without a mask "
+    "and with the printed one, the same five values near 0.577, just above the line at 9/16. With "
+    "soft gates, with rounded ones, and with an embedding of the place, all are at 1.",
 )
 
 # %% [markdown]

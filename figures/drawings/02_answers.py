@@ -29,7 +29,6 @@ def draw_plane(ax):
         ax.text(x, y - 0.14, f"$k_{i}$ now", color=GREEN, ha="center", **SIZE)
     ax.plot(*VALUES[1], "s", color=BLUE, markersize=15)
     ax.text(0.0, 1.1, "$v_1$, wanted at $k_1$", color=BLUE, ha="center", **SIZE)
-    ax.set_aspect("equal")
     ax.set(xlim=(-0.5, 1.75), ylim=(-0.3, 1.28), xticks=[0, 1], yticks=[0, 1])
     ax.set_xlabel("share of $v_0$", fontsize=18)
     ax.set_ylabel("share of $v_1$", fontsize=18)
@@ -45,18 +44,22 @@ def draw_move(ax, i, start, written, color, words, place):
 
 
 def draw():
-    fig, ax = plotting.figure(size=(9, 6.4))
+    fig, ax = plotting.figure(size=(12, 5.2))
     before = draw_plane(ax)
-    draw_move(ax, 1, before[1], VALUES[1], plotting.QUIET, "adding: $+\\,v_1$", (0.62, 1.08))
-    draw_move(ax, 0, before[0], VALUES[1], plotting.QUIET, "adding: $+\\,0.6\\,v_1$", (1.03, 0.5))
     missing = tuple(v - old for v, old in zip(VALUES[1], before[1], strict=True))
     assert moved(before[1], KEYS[1], missing) == VALUES[1]
+    added = VALUES[1]
     stages = []
-    for i, words, place in (
-        (1, "what is\nmissing", (-0.18, 0.5)),
-        (0, "0.6 of it", (0.9, 0.72)),
+    for moves in (
+        [(1, missing, ORANGE, "what is missing", (-0.3, 0.5))],
+        [(0, missing, ORANGE, "0.6 of it", (0.83, 0.72))],
+        [
+            (1, added, plotting.QUIET, "adding: $+\\,v_1$", (0.62, 1.08)),
+            (0, added, plotting.QUIET, "adding: $+\\,0.6\\,v_1$", (1.02, 0.5)),
+        ],
     ):
         drawn = set(ax.get_children())
-        draw_move(ax, i, before[i], missing, ORANGE, words, place)
+        for i, written, color, words, place in moves:
+            draw_move(ax, i, before[i], written, color, words, place)
         stages.append([artist for artist in ax.get_children() if artist not in drawn])
     return fig, stages

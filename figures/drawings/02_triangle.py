@@ -4,7 +4,7 @@ from cheems_ref import plotting
 from cheems_ref.plotting import arrow, state_grid
 
 BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
-CELL, TOKENS, Y = 0.75, 4, 0.9
+CELL, TOKENS, Y = 0.75, 4, 0.5
 MATRIX, WRITES, RIGHT = 1.1, 5.0, 8.1  # x of the three grids
 T = [[0, 0, 0, 0], [0.6, 0, 0, 0], [-0.3, 0.5, 0, 0], [0.2, -0.4, 0.7, 0]]
 MISSING = [[1.0, 0.2], [0.1, 0.9], [0.7, -0.5], [-0.4, 0.8]]  # row t: β_t (v_t - S_before k_t)
@@ -19,28 +19,35 @@ def solved():
     return rows
 
 
-def draw_row(ax, t, row):
-    """Row t: what of the earlier writes it takes away, and the write that this gives."""
+def draw_earlier(ax, t):
+    """Row t of T: how much of each earlier write it takes away."""
     y = Y + (TOKENS - 1 - t) * CELL
     for s in range(t):
         state_grid(ax, MATRIX + s * CELL, y, [[T[t][s]]], cell=CELL, color=RED, largest=1)
         place = MATRIX + (s + 0.5) * CELL, y + CELL / 2
         ax.text(*place, f"$T_{{{t}{s}}}$", ha="center", va="center", fontsize=19)
-    state_grid(ax, WRITES, y, [row], cell=CELL, color=ORANGE, largest=1.3)
     ax.text(WRITES - 0.15, y + CELL / 2, f"$u_{t}$", ha="right", va="center", fontsize=21)
+
+
+def draw_write(ax, t, row):
+    """Row t of U, and the arrow from the rows above it."""
+    y = Y + (TOKENS - 1 - t) * CELL
+    state_grid(ax, WRITES, y, [row], cell=CELL, color=ORANGE, largest=1.3)
     if t:
         start, end = WRITES + 2 * CELL + 0.1, Y + (TOKENS - t + 0.35) * CELL
         arrow(ax, (start, end), (start, y + CELL / 2), color=ORANGE, bend=-0.6)
 
 
 def draw():
-    fig, ax = plotting.canvas(10.2, 5.2)
+    fig, ax = plotting.canvas(10.2, 4.5)
     state_grid(ax, MATRIX, Y, [[0.0] * TOKENS] * TOKENS, cell=CELL, largest=1)
     for t in range(TOKENS):
         place = MATRIX + (t + 0.5) * CELL, Y + (TOKENS - 0.5 - t) * CELL
         ax.text(*place, "1", ha="center", va="center", fontsize=20)
         ax.text(0.9, place[1], f"token {t}", ha="right", va="center", fontsize=18, color=BLUE)
     state_grid(ax, WRITES, Y, [[0.0] * 2] * TOKENS, cell=CELL, largest=1)
+    for t in range(TOKENS):
+        draw_earlier(ax, t)
     state_grid(ax, RIGHT, Y, MISSING, cell=CELL, color=GREEN, largest=1.3)
     ax.text(RIGHT - 0.35, Y + 2 * CELL, "=", ha="center", va="center", fontsize=26)
     top = Y + TOKENS * CELL + 0.2
@@ -49,7 +56,7 @@ def draw():
     rows, stages = solved(), []
     for t in range(TOKENS):
         drawn = set(ax.get_children())
-        draw_row(ax, t, rows[t])
+        draw_write(ax, t, rows[t])
         stages.append([artist for artist in ax.get_children() if artist not in drawn])
     for t in range(TOKENS):
         total = [rows[t][i] + sum(T[t][s] * rows[s][i] for s in range(t)) for i in range(2)]

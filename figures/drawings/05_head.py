@@ -64,11 +64,11 @@ def draw_cut(ax):
 
 
 def draw():
-    fig, ax = plotting.canvas(12.4, 5.7)
+    fig, ax = plotting.canvas(12.6, 5.7)
     draw_weights(ax, 5.75, 2.85)
     draw_paths(ax)
     stages = []
-    for draw_more in (draw_cut, lambda ax: draw_shutter(ax, 5.75, 2.85)):
+    for draw_more in (lambda ax: draw_shutter(ax, 5.75, 2.85), draw_cut):
         drawn = set(ax.get_children())
         draw_more(ax)
         new = [artist for artist in ax.get_children() if artist not in drawn]
