@@ -480,20 +480,20 @@ def test_a_cell_asks_for_a_figure_that_its_slide_shows_at_a_stage():
         outline.deck_of(new_notebook(cells=cells))
 
 
-def test_a_flat_picture_stands_below_its_words():
-    for width, flat in ((840, False), (920, True)):  # 2.1 and 2.3 times as wide as high
+def test_a_picture_stands_below_its_words_where_it_is_as_large_there():
+    for width, below in ((480, False), (600, True)):  # 1.2 and 1.5 times as wide as high
         cells = "It is so:\n\n$$a$$", "Look at it:", "figure"
         slide = with_figure(*cells, width=width, size=0.2)[0]
-        assert bool(slide.beside) == (not flat) and type_sizes.has_picture(slide)
-        assert (slide.parts[-1].kind == "svg") == flat
+        assert bool(slide.beside) == (not below) and type_sizes.has_picture(slide)
+        assert (slide.parts[-1].kind == "svg") == below
 
 
 def test_a_picture_beside_words_is_left_out_where_it_is_hard_to_read():
     cells = "Look at it:", "figure", "It is so:\n\n$$a$$"
-    assert with_figure(*cells, width=680, size=0.12)[-1].beside  # 12 pixels, drawn at 14
-    assert not with_figure(*cells, width=680, size=0.11)[-1].beside
+    assert with_figure(*cells, width=400, size=0.078)[-1].beside  # 12 pixels, drawn at 14
+    assert not with_figure(*cells, width=400, size=0.077)[-1].beside
     long = "Look at it:", "figure", "It is so:\n\n$$" + 60 * "a" + "$$"
-    assert not with_figure(*long)[-1].beside
+    assert not with_figure(*long, width=400)[-1].beside
 
 
 # The least share of a deck's slides that show a figure. The aim is a third; a deck with a smaller

@@ -27,8 +27,6 @@ MESSAGE = 120  # characters; a longer line was printed, and is no row of a table
 BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
-FLAT = 2.2  # times as wide as high, and a picture is larger below words than beside them
-
 SMALLEST_WORD = 12  # pixels, in a picture beside words; drawn at 14, smaller ones would collide
 
 SMALLEST_BESIDE = 20  # of formulas beside a picture
@@ -191,9 +189,8 @@ def fits_at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
     code = [part.source for part in slide.parts if part.kind in ("code", "sample")]
     columns = max((len(line) for source in code for line in source.splitlines()), default=1)
     widest = int((WIDTH - 20) / (CODE_LETTER * columns))
-    drawn = any(part.kind in ("svg", "png") for part in slide.parts)
     for text_size, code_size in sizes:
-        if drawn and text_size > BESIDE_PICTURE:
+        if has_picture(slide) and text_size > BESIDE_PICTURE:
             continue
         sized = Sized(slide, text_size, min(code_size, widest))
         if total(slide, sized.text_size, sized.code_size) <= HEIGHT:
@@ -233,21 +230,27 @@ def beside(slide: Slide) -> Sized | None:
     return fits_at(replace(slide, parts=parts), SIZES)
 
 
+def larger_below(slide: Slide) -> bool:
+    """Whether the picture beside a slide's words would be as large below them, or larger."""
+    wide, high = drawn_size(slide.beside)
+    words = total(replace(slide, beside=None), BESIDE_PICTURE, BESIDE_PICTURE) + GAP
+    return min(WIDTH / wide, (HEIGHT - words) / high) >= min(BESIDE / wide, HEIGHT / high)
+
+
 def choose_sizes(slide: Slide) -> Sized:
     """The slide with all its words, or with fewer, at the largest type at which it fits.
 
-    First the picture beside the words goes (a flat one, or one that the cell asks for, goes below
-    them), then the sentences around its lead, then the remark on its result, then its code.
+    First the picture beside the words goes (one that is as large below them, or that the cell asks
+    for, goes there), then the sentences around its lead, then the remark on its result, then its code.
 
     Raises:
         BuildError: there is too much on the slide.
     """
     if slide.beside:
-        wide, high = drawn_size(slide.beside)
-        flat = wide > FLAT * high
-        if not flat and (sized := beside(slide)):
+        below = larger_below(slide)
+        if not below and (sized := beside(slide)):
             return sized
-        if flat or slide.wanted:
+        if below or slide.wanted:
             slide = replace(slide, parts=[*slide.parts, slide.beside], beside=None)
         else:
             slide = replace(slide, beside=None, figure=0)
