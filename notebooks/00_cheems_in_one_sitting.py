@@ -233,11 +233,12 @@ def draw_ratios(ax, more, less):
     for i in (0, 2, 5, 9):
         place, ratio = LENGTHS[i], more[i] / less[i]
         ax.plot([place, place], [less[i], more[i]], ".-", color=plotting.INK, lw=2, markersize=12)
-        middle, words = math.sqrt(less[i] * more[i]), f"{ratio:.1f} times"
-        ax.annotate(words, (place, middle), (8, -6), textcoords="offset points", fontsize=17)
-    for value, shift in ((more[9], (-12, 10)), (less[9], (8, -22))):
-        told = dict(textcoords="offset points", fontsize=17, ha="right" if shift[1] > 0 else "left")
-        ax.annotate(f"{value:.1f} GiB", (LENGTHS[9], value), shift, **told)
+        told = dict(textcoords="offset points", fontsize=18, ha="right")
+        ax.annotate(f"{ratio:.1f} times", (place, more[i]), (0, 10), **told)
+    for value in (more[9], less[9]):
+        told = dict(textcoords="offset points", fontsize=18)
+        ax.annotate(f"{value:.0f} GiB", (LENGTHS[9], value), (8, -20), **told)
+    ax.set_xlim(left=30)
 
 
 # %% slide_title="In long texts, an eighth of attention keeps an eighth of memory" tags=["figure"]
@@ -278,8 +279,8 @@ assert TOLERANCE[torch.float64] == 1e-10 and TOLERANCE[torch.float32] == 1e-5
 # ## 3 · A state that fades
 #
 # A state $h_t$ is a matrix of fixed size, $p \times n$, one per head, that all tokens share. Each
-# token lets the old state fade a little. It writes its value $x_t$ of $p$ numbers under a key $B_t$
-# of $n$, and reads what is filed under $C_t$:
+# token lets the old state fade, writes its value $x_t$ of $p$ numbers under a key $B_t$ of $n$, and
+# reads what is filed under $C_t$:
 #
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{0.2}$$
 #
@@ -379,13 +380,13 @@ _ = must_differ("five keys in a state of width 4", y[5:], values, at_least=0.1)
 # Chapter 01 derives the fading state from a differential equation. Chapter 02 compares five ways of
 # writing into it.
 
-# %% [markdown] slide_title="A state is attention without softmax" slide_figure="00_duality:0"
+# %% [markdown] slide_title="A state is attention minus softmax plus decay" slide_figure="00_dual:0"
 # ## 4 · The same thing is a matrix
 #
 # The recurrence handles one token after the other, attention all of them at once. Can a state do
 # that? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$. It fades over the steps $s+1,
-# \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$, a query times a key, and adds up all it
-# reads:
+# \dots, t$. Token $t$ reads this value with weight $C_t \cdot B_s$, a query times a key, and adds
+# up all values:
 #
 # $$y_t = \sum_{s \le t} M_{ts}\, x_s, \qquad
 #   M_{ts} = (C_t \cdot B_s)\; e^{A (\Delta_{s+1} + \dots + \Delta_t)}\; \Delta_s. \tag{0.3}$$
@@ -408,7 +409,8 @@ M = duality_matrix(dt, A, B, C)
 check("matrix form = recurrence", M @ x, recurrence(x, dt, A, B, C))
 
 # %% [markdown]
-# This equality is called *state space duality*. Here are both matrices, the second also in pieces:
+# This equality is called *state space duality*. Here are both matrices, the second also in pieces.
+# The state's far corner is pale: with this fast decay, what is long past counts for little.
 
 
 # %% tags=["figure"]
@@ -446,7 +448,7 @@ fig, axes = draw_matrices(shown)
 draw_chunks(axes[2], 12, 4)
 plotting.save(
     fig,
-    "00_duality",
+    "00_dual",
     "Three lower triangular matrices, 12 by 12. Attention's entries are all positive and may be "
     "large far from the diagonal. The state's have both signs, and its far corner is pale. The "
     "third is the second again, with blue frames around three blocks on the diagonal and green "
@@ -464,13 +466,11 @@ softmax = attention(*random(3, 1, 2, 12, 4, seed=1)[:2], torch.eye(12).expand(1,
 assert softmax.tril().min() >= 0 and softmax[far].max() > 0.2
 
 # %% [markdown]
-# The state's far corner is pale: with this fast decay, what is long past counts for little.
-#
-# Must you compute the whole matrix? Cut the text into *chunks* of 64 tokens. Inside a chunk (blue)
-# multiply by the matrix. Between chunks (green) hand over the state: each token reads the state
-# from before its chunk, faded by the steps in between, and the chunk leaves a new one. That's
-# exact, however slowly the state fades, and twice the text is twice the work, not four times. The
-# folded cell has these ten lines, `ssd`, which chapter 03 derives:
+# Cut the text into *chunks*: inside one (blue) multiply by the matrix, and between them (green)
+# hand over the state. A token then reads the state from before its chunk, faded by the steps in
+# between. That's exact, however slowly the state fades, and twice the text is twice the work, not
+# four times. The folded cell has these ten lines, `ssd`, with chunks of 64. Chapter 03 derives
+# them:
 
 
 # %% tags=["setup", "experiment"]
@@ -581,13 +581,13 @@ class SSD(nn.Module):
 # tokens. An *inner function*, hence the letter `I`, depends on the token. In *Cheems* it's an `S`,
 # which knows the past.
 
-# %% [markdown] slide_title="A token multiplies itself by its rows" slide_figure="00_table:0"
+# %% [markdown] slide_title="A token multiplies itself by two table rows" slide_figure="00_table:0"
 # In *Wonderful Matrices* it's a small table per head: a token picks the two rows $j_1, j_2$ whose
 # keys fit it best, and multiplies itself by their values $U_j$, entry by entry ($\circ$):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
 #
-# The weights $\omega$, a softmax of both scores, are ours. Folded is the table:
+# The weights $\omega$, a softmax of both scores, are ours. Folded is the table.
 
 
 # %% tags=["setup", "experiment"]
@@ -623,7 +623,10 @@ class InnerFuncAttn(nn.Module):
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
 
-# %% slide_title="Each token has its own factors, and W has none" tags=["figure", "slide"]
+# %% [markdown]
+# So each token has its own factors. One passes an entry on that another mutes:
+
+# %% slide_title="Each token gets factors of its own; W treats all alike" tags=["figure", "slide"]
 plotting.show_drawing(
     "00_table",
     "A token picks two of seven rows of a table, with weights 0.40 and 0.60. Their sum are its "
@@ -632,9 +635,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# So each token has factors of its own: one passes an entry on that another mutes. WM's `I` also has
-# a *dynamic mask*, a learned number per head and place. Where it rounds to 0, a head never sees the
-# key there, however well it fits: it can ignore places, not just contents (chapter 05).
+# A softmax gives every key some weight. WM's `I` also has a *dynamic mask*: where a learned number
+# per head and place rounds to 0, a head never sees that key (chapter 05).
 
 # %% [markdown] slide_title="How do you find the best few of a million experts?"
 # ## 7 · A million tiny experts
@@ -954,7 +956,7 @@ print(*textwrap.wrap(printable(runs["SESEIE"]["sample"])[:225], 75), sep="\n")
 #
 # Set the output of *your* model's attention to zero, and read the held-out text again.
 #
-# Where in a window will it hurt most?
+# Will it hurt more early in a window, or late?
 
 
 # %% tags=["setup"]
@@ -1032,7 +1034,7 @@ plotting.save(
 
 # %% [markdown]
 # Everywhere: attention looks nearby. If it sees only the last eight bytes, it keeps 85 to 92 % of
-# what it gives. (Your model loses 0.1 nats, the recorded one 0.23.)
+# what it gives. (Our run lost 0.1 nats, the recorded one 0.23.)
 #
 # Zeroing attention costs `SESEIE` 0.18 to 0.28 nats; never having had any costs `SESESE` 0.014 to
 # 0.044:
@@ -1105,7 +1107,7 @@ def in_words(share):
     return "nearly all" if share > 0.95 else "fewer than one in five"
 
 
-# %% slide_title="Which of these learns to repeat in 100 steps?" slide_figure="00_copy:0"
+# %% slide_title="Which of these learns to repeat in 100 steps?"
 tasks = [("S", 16), ("I", 16), ("SI", 16), ("I", 64)]
 trained = {(pattern, l): learn_to_repeat(pattern, l) for pattern, l in tasks}
 repeats = {task: right[-1] for task, (_, right) in trained.items()}
@@ -1215,8 +1217,10 @@ assert max(passed(EVEN)) == 210 and len(EVEN) == 5  # as predicted
 turned_alike = sorted(run["right"][-1] for run in room["table"])  # predicted: they pass; failed
 searches = json.loads(Path("../experiments/records/08_rows.json").read_text())["table"]
 found = {row["system"]: [run["right"][-1][-1] > 0.9 for run in row["runs"]] for row in searches}
-learn = [sum(found[name]) for name in ("QCAttn", "SSD, attention", "SSD")]
-assert learn == [5, 5, 2] and {len(runs) for runs in found.values()} == {5}
+names = "QCAttn", "SSD, attention", "SSD, convolution", "SSD"
+assert [sum(found[name]) for name in names] == [5, 5, 5, 2] and {
+    len(runs) for runs in found.values()
+} == {5}
 assert [f"{right:.2f}" for right in turned_alike] == ["0.08", "0.67", "0.67", "0.68", "0.68"]
 
 # %% tags=["guard"]
@@ -1238,7 +1242,7 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # in 64 tokens. **Pairs that hardly turn can't tell 64 places apart.** With no rotation, at most
 # 0.08 of 16 symbols are right.
 
-# %% [markdown] slide_title="Attention is for search; this text hardly needs it"
+# %% [markdown] slide_title="Attention makes search easy; this text hardly needs it"
 # A search is another task: which bracket does this one close? Here is a first answer, from small
 # models:
 #
@@ -1248,7 +1252,7 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # | copy 64 symbols | by step 40 | by step 210, if pairs turn evenly |
 # | search by content (chapter 08) | 5 runs of 5 | 2 of 5 |
 #
-# In chapter 08 one attention above a state is enough: 5 of 5.
+# One attention above a state is enough for 5 of 5, and so is a convolution.
 
 # %% [markdown] slide_title="Attention keeps everything, a state keeps a blur"
 # ## Summary
@@ -1262,7 +1266,7 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 #   alone; a state also fades, by the steps $\Delta$ in between.
 # - `E` is an MLP that all tokens share, and tiny experts that read its output.
 # - How much attention, and for what? WM says: for recall (§3.4), in one of eight mixers, a ratio
-#   from Mamba-2's authors. Ours hardly need it for text; searching does (chapters 08 and 12).
+#   from Mamba-2's authors. Ours hardly need it for text; it makes searching easier (chapter 08).
 #
 # Ask of every ✓ which mistake it would catch. [Reading the
 # course](../book/manual/reading_the_course.md) has the map, and a self-test.
