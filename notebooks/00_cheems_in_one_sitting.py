@@ -237,7 +237,7 @@ def draw_ratios(ax, more, less):
         ax.annotate(f"{ratio:.1f} times", (place, more[i]), (0, 10), **told)
     for value in (more[9], less[9]):
         told = dict(textcoords="offset points", fontsize=18)
-        ax.annotate(f"{value:.0f} GiB", (LENGTHS[9], value), (8, -20), **told)
+        ax.annotate(f"{value:.0f} GiB", (LENGTHS[9], value), (8, -17), **told)
     ax.set_xlim(left=30)
 
 
@@ -285,8 +285,8 @@ assert TOLERANCE[torch.float64] == 1e-10 and TOLERANCE[torch.float32] == 1e-5
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{0.2}$$
 #
 # $A < 0$ says how fast a head forgets. Each token has a step size $\Delta_t > 0$: how long the
-# state listens to it (chapter 01). The longer it listens, the more it takes in, and the more of the
-# old fades. So one number does both, and a token with a tiny step changes nearly nothing.
+# state listens to it (chapter 01). The longer it listens, the more it takes in, and the more the
+# old values fade. So one number does both, and a token with a tiny step changes nearly nothing.
 #
 # Here it is for one head. `einsum` names the axes and sums over letters that the result leaves out:
 
@@ -860,8 +860,8 @@ others_than = [torch.cat([*tenths[:i], *tenths[i + 1 :]]) for i in range(10)]
 assert last + 0.05 < min(harder) and abs(min(harder) - 2.42) < 0.03 > abs(max(harder) - 2.57)
 
 # %% [markdown]
-# It does. `python cheems_ref/minimal.py` trains `SESEIE` for 300 steps (a minute or two). Here
-# it is beside `SESESE`, without attention, and `IEIEIE`, without states:
+# It does. `python cheems_ref/minimal.py` trains `SESEIE` for 300 steps (a minute or two). Here is
+# `SESEIE` beside `SESESE`, without attention, and `IEIEIE`, without states:
 
 # %% tags=["setup"]
 for pattern, run in runs.items():  # python -m experiments 00_sitting 00_sitting_seeds
@@ -984,6 +984,7 @@ assert min(HARM) > 0.2 and max(HARM) < 0.27
 once, again = run["on"]["twice"][2:7], run["on"]["twice"][10:15]  # bytes 32 to 111 of each half
 assert max(abs(a - b) for a, b in zip(once, again, strict=True)) < 0.02
 assert f"{run['held_out_off'] - run['held_out']:.2f}" == "0.23"
+NEAR = 4, 8, 16, 32, 64  # bytes that attention may see
 kept = []  # of what attention gives, if it sees eight bytes; predicted: at least 75 %
 for seen in windows_seen["table"]:
     nats_by = dict(seen["held_out"])
@@ -1009,19 +1010,20 @@ assert f"{min(after):.2f} {max(after):.2f}" == "1.23 1.27"
 def draw_nearby(by_place, by_window):
     """What zeroing costs at each place; what attention gives if it sees only the last bytes."""
     by_place.bar(range(8, 256, 16), HARM, width=13, color=plotting.COLORS[1])
-    by_place.set(title="zeroed", xlabel="place in the window", ylabel="nats lost", ylim=(0, 0.32))
+    by_place.set(
+        title="what zeroing costs", xlabel="place in the window", ylabel="nats lost", ylim=(0, 0.32)
+    )
     for run in windows_seen["table"]:
         nats_by = dict(run["held_out"])
         gives = [(nats_by[0] - nats_by[seen]) / (nats_by[0] - nats_by[None]) for seen in NEAR]
         by_window.plot(NEAR, gives, "o-", lw=2.5, markersize=9, color=plotting.COLORS[0])
-    by_window.set(title="how much of its worth is left", ylim=(0, 1.08))
+    by_window.set(title="what is left of attention's worth", ylim=(0, 1.08))
     by_window.set(xlabel="if it sees only the last … bytes", ylabel="share of the nats it saves")
     by_window.set_xscale("log", base=2)
     by_window.set_xticks(NEAR, list(map(str, NEAR)))
 
 
 # %% slide_title="Switch attention off: where in a window does it hurt?" tags=["figure", "slide"]
-NEAR = (4, 8, 16, 32, 64)
 fig, axes = plotting.figure(1, 2, size=(12.5, 4.6))
 draw_nearby(*axes)
 plotting.save(
@@ -1149,6 +1151,14 @@ def middle(table, length):
     return [sorted(at)[len(runs) // 2] for at in zip(*runs, strict=True)]
 
 
+# %% tags=["setup"]
+# python -m experiments 00_repeat 00_repeat_slower 00_repeat_spaced 00_repeat_attention
+EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
+for l, right in ends(repeat_record["table"]).items():
+    print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
+
+
+# %% tags=["figure"]
 def draw_copying(ax):
     """The median runs on 64 symbols: attention, and a state in three ways."""
     red, green = plotting.COLORS[1:3]
@@ -1162,12 +1172,6 @@ def draw_copying(ax):
         ax.text(*at, name, fontsize=18, color=color)
     ax.set(xlabel="step", ylabel="share of 64 symbols right", ylim=(0, 1.15), xlim=(0, 1000))
 
-
-# %% tags=["setup"]
-# python -m experiments 00_repeat 00_repeat_slower 00_repeat_spaced 00_repeat_attention
-EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
-for l, right in ends(repeat_record["table"]).items():
-    print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
 
 # %% slide_title="What does a state need to copy 64 symbols?" tags=["figure"]
 fig, ax = plotting.figure(size=(11, 4.8))
