@@ -427,7 +427,6 @@ def draw_matrices(matrices):
     return fig, axes
 
 
-# %% tags=["figure"]
 def draw_chunks(ax, l, size):
     """Frames around the blocks of a matrix: inside a chunk, and through the state."""
     for i in range(0, l, size):
@@ -1023,6 +1022,19 @@ def draw_nearby(by_place, by_window):
     by_window.set_xticks(NEAR, list(map(str, NEAR)))
 
 
+def draw_never_had(ax):
+    """What attention is worth: never had and zeroed, after 300 steps and after 1,200."""
+    for i, (name, by_steps) in enumerate({"never had": NEVER, "zeroed": ZEROED}.items()):
+        color, digits = plotting.COLORS[i], 2 if i else 3
+        for j, gaps in enumerate(by_steps):
+            dots = [2.6 * j + i + 0.1 * (seed - 1) for seed in range(3)]
+            ax.plot(dots, gaps, "o", ms=13, color=color)
+            words = f"{name}:\n{min(gaps):.{digits}f} to {max(gaps):.{digits}f}"
+            ax.text(2.6 * j + i, max(gaps) + 0.07, words, fontsize=18, color=color, ha="center")
+    ax.set(ylabel="nats behind", ylim=(-0.05, 1.3), xlim=(-0.7, 4.3))
+    ax.set_xticks([0.5, 3.1], ["after 300 steps", "after 1,200 steps"], fontsize=18)
+
+
 # %% slide_title="Switch attention off: where in a window does it hurt?" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12.5, 4.6))
 draw_nearby(*axes)
@@ -1040,20 +1052,6 @@ plotting.save(
 #
 # Zeroing attention costs `SESEIE` 0.18 to 0.28 nats; never having had any costs `SESESE` 0.014 to
 # 0.044:
-
-
-# %% tags=["figure"]
-def draw_never_had(ax):
-    """What attention is worth: never had and zeroed, after 300 steps and after 1,200."""
-    for i, (name, by_steps) in enumerate({"never had": NEVER, "zeroed": ZEROED}.items()):
-        color, digits = plotting.COLORS[i], 2 if i else 3
-        for j, gaps in enumerate(by_steps):
-            dots = [2.6 * j + i + 0.1 * (seed - 1) for seed in range(3)]
-            ax.plot(dots, gaps, "o", ms=13, color=color)
-            words = f"{name}:\n{min(gaps):.{digits}f} to {max(gaps):.{digits}f}"
-            ax.text(2.6 * j + i, max(gaps) + 0.07, words, fontsize=18, color=color, ha="center")
-    ax.set(ylabel="nats behind", ylim=(-0.05, 1.3), xlim=(-0.7, 4.3))
-    ax.set_xticks([0.5, 3.1], ["after 300 steps", "after 1,200 steps"], fontsize=18)
 
 
 # %% slide_title="Zeroing attention costs more than never having had it" tags=["figure", "slide"]
@@ -1151,7 +1149,6 @@ def middle(table, length):
     return [sorted(at)[len(runs) // 2] for at in zip(*runs, strict=True)]
 
 
-# %% tags=["setup"]
 # python -m experiments 00_repeat 00_repeat_slower 00_repeat_spaced 00_repeat_attention
 EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
 for l, right in ends(repeat_record["table"]).items():
