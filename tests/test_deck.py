@@ -499,7 +499,7 @@ def test_a_picture_beside_words_is_left_out_where_it_is_hard_to_read():
 # The least share of a deck's slides that show a figure. The aim is a third; a deck with a smaller
 # number here hasn't reached it.
 SHARES = {
-    "00": 1 / 3, "01": 1 / 3, "02": 1 / 3, "03": 2 / 3, "04": 1 / 3, "05": 1 / 3, "06": 1 / 3,
+    "00": 1 / 2, "01": 1 / 3, "02": 1 / 3, "03": 2 / 3, "04": 1 / 3, "05": 1 / 3, "06": 1 / 3,
     "07": 1 / 3, "08": 1 / 3, "09": 1 / 3, "10": 2 / 3, "11": 1 / 2, "12": 2 / 3,
 }  # fmt: skip
 
