@@ -307,6 +307,7 @@ def test_an_entry_of_the_matrix_is_chosen_by_pointer_and_keys(visit):
         assert lit.inner_text() == f"{entry:.3f}"
         page.locator("#reset-7").press("Space")
         assert lit.inner_text() == "0"
+        assert page.locator("#lit").inner_text().endswith(" = 0, since α7 = 0")
         page.locator("#dt-3").press("ArrowUp")
         assert page.evaluate("now.dt[3]") == pytest.approx(play.matrix()["dt"][3] + 0.05)
 
@@ -376,6 +377,40 @@ def test_the_carried_state_travels_and_no_path_crosses_it(visit):
         assert page.locator("#matrix .carried").first.evaluate(style) == "carry"
         page.emulate_media(reduced_motion="reduce")
         assert page.locator("#matrix .carried").first.evaluate(style) == "none"
+
+
+def test_nothing_is_drawn_where_nothing_flows(visit):
+    """With a reset where a chunk begins, or a chunk that writes nothing; the held entry hides."""
+    with visit("matrix") as page:
+        lines = page.locator("#matrix path[stroke='var(--green)']")
+        page.locator("#reset-4").press("Space")
+        for dt in ("dt-4", "dt-5", "dt-6", "dt-7"):
+            page.locator(f"#{dt}").press("Home")
+        for expected in (0, 1, 0, 0):  # only the first chunk writes, and token 4 forgets it
+            page.locator("#next").press("Enter")
+            assert lines.count() == expected and page.locator("#lit").inner_text() == ""
+            assert page.locator("#matrix .carried").count() == 0
+            page.locator("#matrix").press("ArrowUp")
+            assert page.locator("#app [stroke='var(--orange)']").count() == 0
+        page.locator("#reset-4").press("Space")
+        assert lines.count() == 2
+        page.locator("#next").press("Enter")
+        assert page.locator("#lit b").first.inner_text() == "M8,2"
+        up = page.locator("#chain line[x1='5.5'][x2='5.5']")
+        assert up.count() == 1  # to y; nothing comes from x
+
+
+def test_the_answer_to_the_question_is_what_the_page_shows(visit):
+    with visit("matrix") as page:
+        assert "falls to rank 0" not in page.locator("main").inner_text()
+        page.locator("summary").click()
+        assert "falls to rank 0" in page.locator("main").inner_text()
+        for n, before, after in ((2, [2, 2, 2], [2, 0, 2]), (3, [3, 3, 3], [2, 0, 2])):
+            page.locator("#n").select_option(str(n))
+            assert page.evaluate("ranks(now).map(block => block.rank)") == before
+            page.locator("#reset-6").press("Space")
+            assert page.evaluate("ranks(now).map(block => block.rank)") == after
+            page.locator("#reset-6").press("Space")
 
 
 @pytest.mark.parametrize("size", [chrome.DESKTOP, (390, 844)], ids=["desk", "phone"])
