@@ -2,7 +2,7 @@
 
 import base64
 import shutil
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 import browser as chrome
@@ -731,10 +731,61 @@ def test_a_row_takes_its_head_away_and_brings_it_back(visit):
         place = dict(x=125, y=page.evaluate(f"drawnRows[{row}].y") + 5)
         stack.click(position=place)
         assert away.input_value() == "6.3" and page.locator("#next .whole").count() == 8
+        assert page.locator("#cell").inner_text() == "layer 7 (I, chapter 05), head 4: taken away"
+        gone, words = stack.locator(".gone"), stack.get_by_text("taken away").all_text_contents()
+        assert gone.all_text_contents() == ["head 4"] * 2  # of attention and mask
+        assert words == ["head taken away"] * 2
+        line = "one => getComputedStyle(one).textDecorationLine"
+        assert gone.first.evaluate(line) == "line-through"
         stack.press("ArrowLeft")
         stack.press("Enter")
         assert away.input_value() == "" and page.locator("#next .whole").count() == 0
+        away.select_option("7")
+        assert gone.all_text_contents() == ["8 E"]
+        assert stack.get_by_text("taken away").all_text_contents() == ["layer taken away"]
+        away.select_option("7.0")  # the row of an E is that of all its heads
+        assert gone.count() == stack.get_by_text("taken away").count() == 0
         assert page.problems == []
+
+
+def test_heads_are_high_enough_for_a_finger(browser, folder):
+    """Each row 20 pixels, and a tap on the name of one takes its head away."""
+    with browser.new_context(
+        viewport=dict(width=390, height=844), has_touch=True, is_mobile=True
+    ) as context:
+        page = context.new_page()
+        page.goto((folder / "cheems.html").as_uri())
+        ys = page.evaluate("drawnRows.map(row => row.y)")
+        assert min(b - a for a, b in pairwise(ys)) >= 20
+        page.locator("#stack").tap(position=dict(x=30, y=ys[2] + 18))
+        assert page.locator("#without").input_value() == "0.2"
+
+
+def test_a_later_layer_makes_it_less_sure(visit):
+    """The page's last question: layer 8, of the bracket that it opens with, and not of a quote."""
+    share = "Math.max(...softmax(tokens.at(-1).logits))"
+    with visit("cheems") as page:
+        for opening, harms in (("[", True), ('"', False)):
+            page.locator("#without").select_option("")
+            page.locator("#text").fill(f"The value of the list {opening}x, y, z")
+            after = page.evaluate("tokens.at(-1).stream.map(x => Math.max(...softmax(predict(x))))")
+            page.locator("#without").select_option("7")
+            without_8 = page.evaluate(share)
+            assert (without_8 > after[7] + 0.05) == (after[6] > after[7] + 0.05) == harms
+
+
+def test_the_box_grows_with_the_text_and_shows_its_end(visit):
+    with visit("cheems") as page:
+        box = page.locator("#text")
+        low = box.evaluate("one => one.clientHeight")
+        box.fill("one\ntwo\nthree\nfour\nfi")
+        assert box.evaluate("one => one.clientHeight") > low + 40
+        assert box.evaluate("one => one.scrollHeight - one.clientHeight") == 0
+        box.fill(30 * "line\n")
+        box.evaluate("one => { one.scrollTop = 0; }")
+        page.locator("#next button:enabled").first.click()
+        seen = "one => one.scrollTop + one.clientHeight - one.scrollHeight"
+        assert abs(box.evaluate(seen)) < 2 and box.evaluate("one => one.clientHeight") < 200
 
 
 @pytest.mark.parametrize("size", [chrome.DESKTOP, chrome.PHONE], ids=["desk", "phone"])
