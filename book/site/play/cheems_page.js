@@ -1,7 +1,8 @@
 // The page around cheems.js: a text, and what the model does with the chosen byte of it.
 "use strict";
 
-const LONGEST = 400, ROW = 12, LETTERS = 20;
+const LONGEST = 400, LETTERS = 20;
+const ROW = matchMedia("(pointer: coarse)").matches ? 20 : 12;  // pixels, enough for a finger
 const $ = id => document.getElementById(id);
 const START = $("text").value;
 let tokens = [];  // what `next` returned for every byte of the text
@@ -73,24 +74,29 @@ function layout() {
   return { label, column, first: firstShown, end, small: all < 500 };
 }
 
-const isGone = (layer, head) => {
-  const away = $("without").value;
-  return away === String(layer) || away === `${layer}.${head}`;
-};
+// Whether a head is taken away, alone or with its layer; the head of an E's row is null.
+const isGone = (layer, head) => [`${layer}`, `${layer}.${head}`].includes($("without").value);
 
 function drawBand(svg, { letter, what, rows, layer }, sizes, y) {
   const { label, column, first, end } = sizes, middle = y + rows.length * ROW / 2;
-  if (what !== "mask") draw(svg, "text", { x: 0, y: middle, class: "letter" }, `${layer + 1} ${letter}`);
+  const struck = (name, gone) => (gone ? `${name} gone` : name);
+  if (what !== "mask") draw(svg, "text", { x: 0, y: middle, class: struck("letter", isGone(layer, null)) },
+                            `${layer + 1} ${letter}`);
   if (label > 50) draw(svg, "text", { x: 28, y: middle, class: "what" }, what);
   rows.forEach((values, h) => {
-    if (what !== "experts") draw(svg, "text", { x: label - 4, y: y + (h + 0.5) * ROW, class: "number" },
-                                 label > 50 ? `head ${h + 1}` : h + 1);
-    const gone = isGone(layer, h) ? " gone" : "";
-    drawnRows.push({ letter, what, layer, head: what === "experts" ? null : h, values, y: y + h * ROW });
+    const head = what === "experts" ? null : h, gone = isGone(layer, head), center = y + (h + 0.5) * ROW;
+    if (head !== null) draw(svg, "text", { x: label - 4, y: center, class: struck("number", gone) },
+                            label > 50 ? `head ${h + 1}` : h + 1);
+    drawnRows.push({ letter, what, layer, head, values, gone, y: y + h * ROW });
+    if (gone) {
+      draw(svg, "text", { x: label + 4, y: center, class: "what" },
+           isGone(layer, null) ? "layer taken away" : "head taken away");
+      return;
+    }
     values.slice(first, end).forEach((value, i) => {
       if (value < 0.002) return;  // nothing to be seen
       draw(svg, "rect", { x: label + i * column, y: y + h * ROW, width: column - 1, height: ROW - 1,
-                          class: what + gone, "fill-opacity": value.toFixed(3) });
+                          class: what, "fill-opacity": value.toFixed(3) });
     });
   });
   if (what !== "mask") drawLens(svg, layer, label + (end - first) * column + 6, middle, sizes.small);
@@ -147,9 +153,9 @@ function drawCursor() {
                       height: ROW, class: "cursor" });
   const chapter = EXPLAINED[row.letter];
   $("cell").innerHTML = `layer ${row.layer + 1} (${row.letter}, <a href="../chapters/${chapter}.html">chapter `
-    + `${chapter.slice(0, 2)}</a>)${row.head === null ? "" : `, head ${row.head + 1}`}: ${row.what} of `
-    + `“<b></b>”, byte ${place.byte + 1}: <b>${value.toFixed(2)}</b>`;
-  $("cell").querySelector("b").textContent = nameOf(tokens[place.byte].byte);
+    + `${chapter.slice(0, 2)}</a>)${row.head === null ? "" : `, head ${row.head + 1}`}: `
+    + (row.gone ? "taken away" : `${row.what} of “<b></b>”, byte ${place.byte + 1}: <b>${value.toFixed(2)}</b>`);
+  if (!row.gone) $("cell").querySelector("b").textContent = nameOf(tokens[place.byte].byte);
 }
 
 function placeOf(event) {
@@ -220,7 +226,15 @@ function drawNext() {
 const decoder = new TextDecoder();
 const textUpTo = t => decoder.decode(Uint8Array.from(tokens.slice(0, t + 1), token => token.byte));
 
+// The box is as high as its text, up to a limit.
+function fitText() {
+  const box = $("text");
+  box.style.height = "auto";
+  box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
+}
+
 function readText() {
+  fitText();
   const bytes = new TextEncoder().encode($("text").value).slice(0, LONGEST);
   const away = $("without").value;
   tokens = readOn(tokens, bytes, new Set(away ? [away] : []));
@@ -268,8 +282,8 @@ function choose(t) {
 // Put a byte behind the chosen one; what came after it goes.
 function goOn(byte) {
   $("text").value = textUpTo(chosen) + String.fromCharCode(byte);
-  $("text").scrollTop = $("text").scrollHeight;
   readText();
+  $("text").scrollTop = $("text").scrollHeight;
 }
 
 // Only whole characters fit into a text, so the page draws from ASCII.
@@ -362,5 +376,5 @@ $("stack").onpointerdown = event => {
 };
 $("stack").onpointerleave = () => { cursor = null; drawCursor(); };
 $("stack").onkeydown = move;
-window.onresize = drawStack;
+window.onresize = () => { fitText(); drawStack(); };
 readText();

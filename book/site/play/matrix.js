@@ -79,17 +79,18 @@ function fourSteps(m) {
     return sum;
   }));
   // 3. Carry: what is left of the state before the chunk, and what the chunk wrote.
-  const carried = [];
+  const passed = [], carried = [];
   all.forEach(([first, end], c) => {
     const left = product(alpha.slice(first, end)), before = carried.at(-1) ?? state(() => 0);
-    carried.push(state(i => left * before[i] + written[c][i]));
+    passed.push(before.map(h => left * h));
+    carried.push(state(i => passed[c][i] + written[c][i]));
   });
   // 4. Read: each token reads the state before its chunk.
   const across = all.map(([first, end], c) => Array.from({ length: end - first }, (_, row) => {
     const before = c > 0 ? carried[c - 1] : state(() => 0), t = first + row;
     return product(alpha.slice(first, t + 1)) * before.reduce((sum, h, i) => sum + DATA.C[t][i] * h, 0);
   }));
-  return { written, carried, y: inside.map((rows, c) => rows.map((y, i) => y + across[c][i])).flat() };
+  return { written, passed, carried, across, y: inside.map((rows, c) => rows.map((y, i) => y + across[c][i])).flat() };
 }
 
 // --- the pictures ---------------------------------------------------------------------------------
@@ -113,11 +114,12 @@ function arrow(x1, y1, x2, y2, width, lit) {
 
 function drawChain() {
   const alpha = decays(now), chain = $("chain"), lit = preview ?? now;
+  const isLit = (i, left) => now.step === 0 && lit.s <= i && i <= lit.t && left > 0;
   chain.replaceChildren();
   for (let i = 0; i < l; i++) {
     const left = product(alpha.slice(lit.s + 1, i + 1));
-    const x = i + 0.5, onPath = lit.s <= i && i <= lit.t && left > 0;
-    arrow(x, 2.85, x, 2.12, 0.03 + 0.1 * Math.min(1, now.dt[i]), i === lit.s && onPath);
+    const x = i + 0.5, onPath = isLit(i, left);
+    if (now.dt[i] > 0) arrow(x, 2.85, x, 2.12, 0.03 + 0.1 * Math.min(1, now.dt[i]), i === lit.s && onPath);
     arrow(x, 1.48, x, 0.75, onPath && i === lit.t ? 0.03 + 0.12 * left : 0.03, onPath && i === lit.t);
     if (i > 0) {
       const carries = onPath && i > lit.s;
@@ -156,22 +158,24 @@ function drawMatrix(moves) {
 }
 
 // Steps 2 to 4: the state behind each chunk, a grid of n numbers below it, and what flows through.
+// Where nothing but 0 flows, no line is drawn.
 function drawStates(picture, moves) {
-  const { written, carried } = fourSteps(now), all = chunks(now), size = 0.6;
+  const flows = numbers => numbers.some(x => x !== 0);
+  const { written, passed, carried, across } = fourSteps(now), all = chunks(now), size = 0.6;
   const shown = now.step === 2 ? written : carried;
   const largest = Math.max(1e-9, ...written.flat().map(Math.abs), ...carried.flat().map(Math.abs));
   const place = c => [(all[c][0] + all[c][1]) / 2 - now.n * size / 2, all[c][1] + 0.15];
   all.slice(0, -1).forEach((chunk, c) => {
     const [x, y] = place(c), stroke = "var(--green)";
     const line = { stroke, "stroke-width": 0.09, fill: "none" };
-    if (now.step === 2) {
+    if (now.step === 2 && flows(written[c])) {
       draw(picture, "path", { ...line, d: `M${x + now.n * size / 2} ${y - 0.9}v.8` });
     }
-    if (now.step === 3 && c > 0) {
+    if (now.step === 3 && flows(passed[c])) {
       const [fromX, fromY] = place(c - 1);
       draw(picture, "path", { ...line, d: `M${fromX + now.n * size} ${fromY + size}L${x} ${y}` });
     }
-    if (now.step === 4) {
+    if (now.step === 4 && flows(across[c + 1])) {
       draw(picture, "path", { ...line, "stroke-dasharray": "0.15 0.1",
                               d: `M${x + now.n * size} ${y + size / 2}H${all[c + 1][1]}` });
     }
@@ -180,7 +184,7 @@ function drawStates(picture, moves) {
       draw(picture, "rect", { ...cell, fill: "var(--paper)" });
       draw(picture, "rect", { ...cell, fill: now.step === 2 ? "var(--amber)" : "var(--green)", stroke,
         "stroke-width": 0.06, "fill-opacity": Math.abs(shown[c][i]) / largest });
-      if (moves && now.step === 3 && c > 0) {  // what the chunk before hands over, on its way
+      if (moves && now.step === 3 && passed[c][i] !== 0) {  // what the chunk before hands over, on its way
         const [fromX, fromY] = place(c - 1);
         draw(picture, "rect", { ...cell, fill: "var(--green)", stroke, "stroke-width": 0.06, class: "carried",
           style: `--x: ${fromX - x}px; --y: ${fromY - y}px; animation-delay: ${c - 1}s` });
@@ -209,10 +213,12 @@ function drawBlocks(picture) {
 }
 
 // The entry that is held, with the states that it passes; and, thinner, the one under the mouse.
+// While the four steps run, no entry is held or pointed at.
 function drawEntries(picture) {
+  if (now.step > 0) return;
   const frame = { fill: "none", stroke: "var(--orange)", width: 1 };
   const lit = preview ?? now;
-  if (now.step === 0 && lit.s <= lit.t) {  // the four steps draw their own states there
+  if (lit.s <= lit.t) {
     draw(picture, "rect", { ...frame, x: lit.s, y: lit.s, height: lit.t - lit.s + 1, "stroke-width": 0.06 });
   }
   if (preview) draw(picture, "rect", { ...frame, x: preview.s, y: preview.t, height: 1, "stroke-width": 0.08 });
@@ -224,7 +230,9 @@ function drawEntries(picture) {
 const subscript = i => [...String(i)].map(digit => "₀₁₂₃₄₅₆₇₈₉"[digit]).join("");
 const number = x => (x === 0 ? "0" : x < 0.001 ? x.toExponential(1) : x.toFixed(3));
 
+// What is held or pointed at, as a product; and the resets that make it 0.
 function describe() {
+  if (now.step > 0) return "";
   const { t, s, n, dt } = { ...now, ...preview }, entry = `<b>M<sub>${t},${s}</sub></b>`;
   if (s > t) return `${entry} = 0: token ${s} comes after token ${t}.`;
   const names = [], factors = [];
@@ -235,8 +243,9 @@ function describe() {
   }
   names.push(`(C<sub>${t}</sub>·B<sub>${s}</sub>)`, `Δ<sub>${s}</sub>`);
   factors.push(score(t, s, n), dt[s]);
+  const resets = now.reset.map((is, i) => (is && s < i && i <= t ? `α<sub>${i}</sub> = ` : "")).join("");
   return `${entry} = ${names.join(" × ")} = ${factors.map(number).join(" × ")} = `
-    + `<b>${number(product(factors))}</b>`;
+    + `<b>${number(product(factors))}</b>${resets && `, since ${resets}0`}`;
 }
 
 // What the button does next, and what there is to see at each step.
@@ -293,6 +302,7 @@ function show(moves = false) {
 }
 
 function choose(t, s) {
+  if (now.step > 0) return;
   now.t = Math.min(Math.max(t, 0), l - 1);
   now.s = Math.min(Math.max(s, 0), l - 1);
   preview = null;
@@ -318,6 +328,7 @@ function press(event) {
 function point(event) {
   const [y, x] = placeOf(event);
   if (dragged !== null) return moveBorder(dragged, Math.round((x + y) / 2));
+  if (now.step > 0) return;
   if (event.buttons) return choose(Math.floor(y), Math.floor(x));
   const [t, s] = [Math.floor(y), Math.floor(x)];
   preview = t >= 0 && s >= 0 && t < l && s < l ? { t, s } : null;

@@ -2,12 +2,13 @@
 "use strict";
 
 const P = 10;  // numbers that a value can be, each with its row of the state
-const SHARP = 16;  // what attention multiplies its scores by
+const SHARP = 64;  // what attention multiplies its scores by
 const $ = id => document.getElementById(id);
 const start = () => ({ rule: "linear attention", n: 8, keys: "random", alpha: 0.9, beta: 1,
                        writes: DATA.cards.slice(0, 3), next: 3, chosen: DATA.names[2] });
 const draws = [DATA.keys.random];  // the random keys of the page, and those drawn since
 let now = start();
+let tried = false;  // whether the last card was written, or new keys drawn: counts are shown then
 
 // --- the mathematics ------------------------------------------------------------------------------
 
@@ -80,10 +81,11 @@ function attend(m, name) {
   return shares;
 }
 
-// The largest, and whatever equals it but for rounding.
+// The largest, and whatever is within 1 percent of it: two values of one key tie, although other
+// keys add a little to one of them. Where all are 0, they equal each other but for rounding.
 function winners(numbers) {
-  const largest = Math.max(...numbers);
-  return range(numbers.length).filter(i => numbers[i] > largest - 1e-9);
+  const largest = Math.max(...numbers), close = Math.max(1e-9, 0.01 * Math.abs(largest));
+  return range(numbers.length).filter(i => numbers[i] > largest - close);
 }
 
 // The number that each name has by now, in the order of their first cards.
@@ -98,6 +100,13 @@ function countRight(m) {
   const S = states(m).at(-1);
   return [...truth(m.writes)].filter(([name, digit]) =>
     winners(read(S, keyOf(name, m))).join() === String(digit)).length;
+}
+
+// How much of the value on ann's card ann still reads after all cards: the others write zeros (no
+// number is -1) with their keys, and erase as they would.
+function leftOfAnn(m) {
+  const [ann, ...others] = DATA.cards, writes = [ann, ...others.map(card => ({ ...card, digit: -1 }))];
+  return read(states({ ...m, writes }).at(-1), keyOf(ann.name, m))[ann.digit];
 }
 
 // How many of the first cards were written when a name first answered wrongly; 0 if none did.
@@ -117,11 +126,14 @@ function draw(parent, tag, attributes, text = "") {
   parent.append(element);
 }
 
-const shade = value => (value < 0 ? "var(--pink)" : "var(--green)");
+const shade = (value, color) => (value < 0 ? "var(--pink)" : color);
+const number = x => x.toFixed(2).replace("-", "−");
 
-function drawCell(svg, x, y, value, largest, color) {
-  draw(svg, "rect", { x, y, width: 1, height: 1, class: "cell", fill: color,
-                      "fill-opacity": Math.min(1, Math.abs(value) / largest).toFixed(3) });
+// A cell, and what the page says of it under the mouse.
+function drawCell(svg, x, y, value, largest, color, words) {
+  draw(svg, "rect", { x, y, width: 1, height: 1, class: "cell", fill: shade(value, color),
+                      "fill-opacity": Math.min(1, Math.abs(value) / largest).toFixed(3),
+                      "data-words": `${words}: ${number(value)}` });
 }
 
 // The grid, the last key above it, and at its right what the chosen name reads.
@@ -132,17 +144,20 @@ function drawState(flash) {
   svg.setAttribute("viewBox", `-1 -1.7 ${n + 6} ${P + 2.6}`);
   S.forEach((row, i) => {
     draw(svg, "text", { x: -0.5, y: i + 0.5 }, i);
-    row.forEach((value, j) => drawCell(svg, j, i, value, largest, shade(value)));
+    row.forEach((value, j) => drawCell(svg, j, i, value, largest, "var(--green)",
+                                             `S, row ${i}, column ${j + 1}`));
   });
   const last = now.writes.at(-1);
-  keyOf(last.name, now).forEach((value, j) => drawCell(svg, j, -1.4, value, 1, "var(--amber)"));
+  keyOf(last.name, now).forEach((value, j) => drawCell(svg, j, -1.4, value, 1, "var(--blue)",
+                                                       `key of ${last.name}, entry ${j + 1}`));
   draw(svg, "text", { x: n + 0.3, y: -0.9, style: "text-anchor: start" }, last.name);
   if (flash) drawWritten(svg, all, S);
   const answer = read(S, keyOf(now.chosen, now)), best = winners(answer);
   const scale = 3 / Math.max(1, ...answer.map(Math.abs));
   answer.forEach((value, i) => draw(svg, "rect", {
     x: n + 1.2 + Math.min(0, value * scale), y: i + 0.2, width: Math.abs(value * scale), height: 0.6,
-    fill: best.includes(i) ? "var(--orange)" : "var(--quiet)" }));
+    fill: best.includes(i) ? "var(--orange)" : "var(--quiet)",
+    "data-words": `${now.chosen} reads of the number ${i}: ${number(value)}` }));
   draw(svg, "path", { d: `M${n + 1.2} 0V${P}`, stroke: "var(--quiet)", "stroke-width": 0.04 });
   draw(svg, "text", { x: n + 2.4, y: P + 0.5 }, `reads ${now.chosen}`);
 }
@@ -163,7 +178,8 @@ function drawCache() {
   $("cache").replaceChildren(...now.writes.map(({ name, digit }) => {
     const row = document.createElement("li");
     row.innerHTML = `<b>${name} → ${digit}</b>` + keyOf(name, now)
-      .map(x => `<i style="opacity: ${Math.abs(x).toFixed(2)}"></i>`).join("");
+      .map(x => `<i style="background: ${shade(x, "var(--blue)")}; opacity: ${Math.abs(x).toFixed(2)}"></i>`)
+      .join("");
     return row;
   }));
   $("cache").scrollTop = $("cache").scrollHeight;
@@ -211,7 +227,8 @@ function tell() {
 
 // What chance does: names right once every card is written, for each width, in every draw so far.
 function tellLuck() {
-  if (now.keys !== "random") return "Orthogonal keys leave nothing to chance.";
+  if (!tried) return "";
+  if (now.keys !== "random") return `Orthogonal keys leave nothing to chance. ${tellLeft()}`;
   const right = (n, drawn) => countRight({ ...now, n, drawn, writes: DATA.cards });
   const each = [4, 8, 16].map(n => {
     const counts = draws.map(drawn => right(n, drawn));
@@ -219,7 +236,17 @@ function tellLuck() {
     return `n = ${n}: ${counts.at(-1)}` + (draws.length > 1 ? ` (mean ${mean.toFixed(1)})` : "");
   });
   const which = draws.length > 1 ? `draw ${draws.length}, and the mean of all of them` : "these keys";
-  return `Names right after all ${DATA.cards.length} cards, with ${which}: ${each.join(", ")}.`;
+  return `Names right after all ${DATA.cards.length} cards, with ${which}: ${each.join(", ")}. ${tellLeft()}`;
+}
+
+// Why the rules with a decay or a correction answer fewer of these names than linear attention.
+function tellLeft() {
+  const [fades, corrects] = ["alpha", "beta"].map(name => RULES[now.rule].takes.includes(name));
+  if (!fades && !corrects) return "No card takes anything from an earlier one.";
+  return (fades ? "Each card fades all earlier ones. " : "")
+    + (corrects ? "Each card first erases along its own key, and so takes a part of every earlier card "
+      + "whose key isn't orthogonal. " : "")
+    + `Of the value on her first card, ann still reads ${number(leftOfAnn(now))}; linear attention keeps all of it.`;
 }
 
 function show(flash = false) {
@@ -235,7 +262,9 @@ function show(flash = false) {
   $("formula").textContent = `S ← ${RULES[now.rule].formula}`;
   $("cache-count").textContent = now.writes.length * (now.n + P);
   $("state-count").textContent = now.n * P;
+  tried ||= !card || draws.length > 1;
   $("told").textContent = tell();
+  $("pointed").textContent = "";
   $("luck").textContent = tellLuck();
   $("redraw").disabled = now.keys !== "random";
   drawCache();
@@ -265,5 +294,6 @@ for (const name of ["rule", "keys"]) $(name).oninput = event => { now[name] = ev
 for (const name of ["n", "alpha", "beta"]) {
   $(name).oninput = event => { now[name] = Number(event.target.value); show(); };
 }
+$("state").onpointermove = event => { $("pointed").textContent = event.target.dataset.words ?? ""; };
 $("app").hidden = false;
 show();

@@ -214,6 +214,9 @@ function cacheBytes(c, context) {
 
 const CONTEXTS = Array.from({ length: 15 }, (_, i) => 2 ** (i + 6));
 const FIELDS = Object.entries(DATA.fields);
+const PAUSE = 500;  // milliseconds after the last key, until what is typed counts
+let typing = null;
+let clicked = [];  // the patterns before the clicks on letters since the last key
 const flopsAt = c => context => sum(Object.values(countFlops(c, context)));
 const bytesAt = c => context => sum(Object.values(cacheBytes(c, context)));
 
@@ -231,9 +234,24 @@ function makeControls() {
   $("preset").value = "cheems-320m";
 }
 
+// A row of buttons is one tab stop. Tab comes to the button that had the focus last; the arrow keys,
+// Home and End move on from there.
+function setTabStop(row, stop) {
+  for (const button of row.querySelectorAll("button")) button.tabIndex = button === stop ? 0 : -1;
+}
+
+function moveInRow(event) {
+  const buttons = [...event.currentTarget.querySelectorAll("button")], i = buttons.indexOf(event.target);
+  const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: buttons.length - 1 }[event.key];
+  if (!(to in buttons)) return;
+  event.preventDefault();
+  buttons[to].focus();
+}
+
 // Put a letter where the caret of the pattern is.
 function insert(letter) {
   const { selectionStart, selectionEnd } = $("pattern");
+  clicked.push($("pattern").value);
   $("pattern").setRangeText(letter, selectionStart, selectionEnd, "end");
   show();
 }
@@ -248,6 +266,7 @@ function drawStack(pattern) {
       tile.type = "button";
       tile.title = `make it ${swapped}`;
       tile.onclick = () => {
+        clicked.push($("pattern").value);
         $("pattern").value = pattern.slice(0, i) + swapped + pattern.slice(i + 1);
         show();
         $("stack").children[i].focus();
@@ -282,6 +301,20 @@ function isTaken(name, { only }, c) {
   });
 }
 
+// The first context at which the larger of two curves is the other one, if they cross. Both are a sum
+// of a constant and a multiple of the context, so they cross at most once.
+function crossing(one, other) {
+  let low = CONTEXTS[0], high = CONTEXTS.at(-1);
+  const isMore = n => one(n) > other(n), first = isMore(low);
+  if (isMore(high) === first) return null;
+  while (high - low > 1) {
+    const middle = Math.floor((low + high) / 2);
+    if (isMore(middle) === first) low = middle;
+    else high = middle;
+  }
+  return high;
+}
+
 // Curves over the context, both axes logarithmic: first the preset, then the model. The axes are
 // those of the preset, with room for a hundred times as much, so that a change can be seen as one;
 // they give way only where a curve would leave them.
@@ -293,9 +326,11 @@ function drawCurves(picture, unit, curves, context) {
   const y = value => 190 - 175 * (Math.log10(value / unit) - low) / (high - low);
   const line = power => `<path d="M60 ${y(unit * 10 ** power)}H390"/>`
     + `<text class="end" x="54" y="${y(unit * 10 ** power)}">${digits(10 ** power)}</text>`;
+  const cross = crossing(...curves), mark = cross === null ? ""
+    : `<path class="crossing" d="M${x(cross)} 15V190"/><text x="${x(cross)}" y="7">${digits(cross)}</text>`;
   const points = curve => CONTEXTS.map(n => `${x(n)},${y(curve(n))}`).join(" ");
   picture.innerHTML = Array.from({ length: high - low + 1 }, (_, i) => line(low + i)).join("")
-    + [64, 1024, 16384, 262144].map(n => `<text x="${x(n)}" y="208">${digits(n)}</text>`).join("")
+    + [64, 1024, 16384, 262144].map(n => `<text x="${x(n)}" y="208">${digits(n)}</text>`).join("") + mark
     + curves.map(curve => `<polyline points="${points(curve)}"/>`).join("")
     + `<circle cx="${x(context)}" cy="${y(curves[1](context))}" r="6"/>`;
 }
@@ -312,11 +347,12 @@ function inWords(n, isBytes) {
   return power < 0 ? "" : `${n.toFixed(n < 100 ? 2 : 1)} ${units[power]}`;
 }
 
-// A number of the model beside that of the preset: "× 7.90 of the preset".
+// A number of the model beside that of the preset: "× 7.90 of the preset", near 1 with three decimals.
 function factor(mine, preset) {
   if (mine === preset) return "as the preset";
   const ratio = mine / preset;
-  return `× ${ratio.toFixed(ratio < 0.1 ? 4 : ratio < 10 ? 2 : 1)} of the preset`;
+  const decimals = ratio < 0.1 ? 4 : Math.abs(ratio - 1) < 0.1 ? 3 : ratio < 10 ? 2 : 1;
+  return `× ${ratio.toFixed(decimals)} of the preset`;
 }
 
 const sizesOf = c => [0, 1].map(i => sum(Object.values(countParameters(c)).map(both => both[i])));
@@ -344,6 +380,8 @@ function showCosts(c, context) {
 }
 
 function show() {
+  clearTimeout(typing);
+  $("undo").disabled = clicked.length === 0;
   try {
     const c = configure(read());
     showCosts(c, 2 ** $("context").value);
@@ -360,6 +398,21 @@ function show() {
 makeControls();
 $("preset").oninput = () => fill(DATA.presets[$("preset").value]);
 $("preset").oninput();
-$("app").oninput = show;
+// Half a pattern is wrong more often than not, so a key waits for the next one, or for Enter.
+$("app").oninput = event => {
+  if (["pattern", "preset"].includes(event.target.id)) clicked = [];
+  if (!event.target.matches("#pattern, [type=number]")) return show();
+  clearTimeout(typing);
+  typing = setTimeout(show, PAUSE);
+};
+$("app").onkeydown = event => { if (event.key === "Enter" && event.target.matches("input")) show(); };
+$("undo").onclick = () => {
+  $("pattern").value = clicked.pop();
+  show();
+};
+for (const row of [$("stack"), $("letters")]) {
+  row.onkeydown = moveInRow;
+  row.addEventListener("focusin", event => setTabStop(row, event.target));
+}
 $("app").hidden = false;
 show();
