@@ -998,11 +998,12 @@ for name in RULES:
 # $(I - \beta_1 k_1 k_1^\top)(I - \beta_2 k_2 k_2^\top)$. Their product is $I$ minus a
 # matrix of rank 2. Then come ranks 4 and 8, and soon the scan multiplies full matrices.
 #
-# But the dependence is *linear* (Yang et al., 2024). Name the vector that token $t$ writes: $u_t =
-# \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$, and $S_t =
+# But the dependence is *linear* (Yang et al., 2024). Let $u_t$ be the vector that token
+# $t$ writes. Then (2.9) is linear attention with $u$ in place of $v$, and $S_t =
 # S_{-1} + \sum_{s \le t} u_s k_s^\top$ (2.14), where $S_{-1}$ is now the state before the chunk.
 #
-# The state before token $t$ consists of $S_{-1}$ and the earlier writes. Put it into $u_t$:
+# Token $t$ writes $u_t = \beta_t\,(v_t - S_{t-1} k_t)$, and $S_{t-1}$ is $S_{-1}$ and the earlier
+# writes:
 #
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
 #

@@ -796,8 +796,8 @@ plotting.save(
     fig,
     "07_cuts",
     "Two bars of 150 tokens. The upper one is a single pass. The lower one is cut into a prompt of "
-    "61 tokens, 69 more, and 20 single ones, with the cache handed on at each cut. No cut is at a "
-    "border of chunks.",
+    "61 tokens, 69 more, and 20 single ones, with the cache handed on at each cut. Neither longer "
+    "piece ends at a border of chunks.",
 )
 
 # %% [markdown]

@@ -199,7 +199,7 @@ plotting.save(
 # The largest call is a conversion from float64 to float32. The four matrix products do all the
 # operations, and move only a fifth of the bytes.
 
-# %% [markdown] slide_title="Bytes decide below 6.4 operations a byte" slide_figure="10_roofline:0"
+# %% [markdown] slide_title="Left of the bend, bytes decide" slide_figure="10_roofline:0"
 # ## 2 · The price of a byte
 #
 # Let's describe a machine by two rates: $R_\text{op}$, operations per second
@@ -226,20 +226,20 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 #
 # In operations per second, (10.1) is a roof: an operator reaches the smaller of $R_\text{op}$ and
 # $R_\text{byte}$ times its intensity. Let's time the operators of four layers one by one, on a
-# second server, under that server's *roofline*. (The dashed roof is the first server's.) An
-# operator without a product has no operations to count. We pretend that it's a sum, an operation
-# for 12 bytes, so all of them are dashes in one column.
+# second server, under that server's *roofline*. An operator without a product has no operations to
+# count. We pretend that it's a sum, an operation for 12 bytes, so all of them are dashes in one
+# column.
 #
 # A mark's place to the right is counted, and its height is timed.
 
 
 # %% tags=["figure"]
-def draw_roof(ax, machine, dash):
+def draw_roof(ax, machine):
     """The roof of a machine; returns where its two slopes meet."""
     knee = machine.flops / machine.bandwidth
     ends = [0.03, knee, 200]
     roof = [min(each * machine.bandwidth, machine.flops) / 1e9 for each in ends]
-    ax.plot(ends, roof, dash, color="#555555", lw=3)
+    ax.plot(ends, roof, color="#555555", lw=3)
     ax.set(xscale="log", yscale="log", ylim=(0.007, 700), xlim=(0.03, 200))
     ax.set_xlabel("operations per byte", fontsize=18)
     ax.set_ylabel("billion operations per second", fontsize=18)
@@ -250,10 +250,10 @@ def draw_roof(ax, machine, dash):
 # %% tags=["figure"]
 def draw_limits(ax, machine):
     """The roof of a machine, with what decides on either side of its edge."""
-    knee, top = draw_roof(ax, machine, "--")
+    knee, top = draw_roof(ax, machine)
     ax.plot([knee, knee], [0.007, top], ":", color=plotting.QUIET)
     ax.text(1.1 * knee, 0.01, f"{knee:.1f} operations a byte", fontsize=18)
-    ax.text(0.1, 6, "bytes decide", rotation=29, fontsize=20)
+    ax.text(0.1, 5, "bytes decide", rotation=29, fontsize=20)
     ax.text(1.3 * knee, 1.3 * top, "arithmetic decides", fontsize=20)
 
 
@@ -279,9 +279,8 @@ def draw_operators(ax, timed, machine):
 
 # %% slide_title="Three regimes: arithmetic, bytes, and the call itself" tags=["figure"]
 fig, ax = plotting.figure(size=(11.8, 6))
-draw_limits(ax, MACHINE)
+draw_limits(ax, SERVER)
 first = set(ax.get_children())
-draw_roof(ax, SERVER, "-")
 draw_operators(ax, [*chain.from_iterable(SECOND["operators"]["seconds"].values())], SERVER)
 second = [artist for artist in ax.get_children() if artist not in first]
 plotting.save(
@@ -291,7 +290,7 @@ plotting.save(
     "second, both on logarithmic axes, under a roof that rises and then is flat. Large matrix "
     "products, blue dots, are just under the flat part. All others are dashes in one column: light "
     "blue near the slope, grey far below it. Red, a third of the roof or less, are fused "
-    "attention, two small products, a top-k, and others. A dashed roof is the first server's.",
+    "attention, two small products, a top-k, and others.",
     stages=[second],
 )
 
@@ -441,7 +440,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown] slide_title="Long chunks share a state, but have pairs" slide_figure="10_chunks:0"
-# A token splits that bill with the $q - 1$ other tokens of its chunk. But it pays for 13 numbers in
+# A token splits that bill with the $q - 1$ other tokens of its chunk, but pays for 13 numbers in
 # each of its $q$ pairs. Four of our $h$ heads share $B$ and $C$. A head has $p$ channels and a
 # state of size $n$. So the traffic per token, in bytes, is
 #
@@ -749,7 +748,7 @@ print(triton("_write", "since =", "tl.store(over"))
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
 # what if we forget the mask on the tokens?
 
-# %% slide_title="A forgotten mask shows only at a ragged end"
+# %% tags=["aside"]
 _ = run(write, CHUNKS * TILES, h)
 right = stored("states").clone()
 recurrence = torch.stack([alone(j) for j in range(CHUNKS)], dim=1)
@@ -1037,7 +1036,8 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
 # score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights.
 #
-# When two slices join, the factor $e^{m_1 - m}$ moves a sum from its own maximum to the common one:
+# When two slices join, the factor $e^{m_1 - m}$ moves the sums $z$ and $u$ from their own maximum
+# to the common one:
 #
 # $$\begin{aligned}
 # m&=\max(m_1,m_2)\\
@@ -1161,7 +1161,7 @@ def draw_losses(ax, found):
         ax.plot(took, loss, "o", **how)
         ax.text(took + 12, loss, name, color=plotting.COLORS[i], fontsize=14, va="center")
     ax.set(xlim=(150, 540), ylim=(1.93, 2.8), xlabel="milliseconds of a training pass")
-    ax.set(ylabel="held-out nats per byte", title="loss against time")
+    ax.set(ylabel="held-out nats per byte", title="loss against time (lower is better)")
     ax.text(160, 1.95, "hollow: predicted, filled: measured", fontsize=14, color="#555555")
 
 
@@ -1174,7 +1174,7 @@ def draw_race(ax):
         ax.plot(LENGTHS, torch.tensor(LENGTHS) / times / 1000, **how)
     ax.set(xscale="log", xlabel="tokens", ylim=(0, None), ylabel="thousand tokens per second")
     ax.set(xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]])
-    ax.set(title="the race by length, in training")
+    ax.set(title="the race by length (higher is better)")
     ax.minorticks_off()
     ax.legend()
 
@@ -1349,8 +1349,8 @@ def draw_once(ax, place, before, after):
 
 # %% slide_title="On a GPU, what is fused decides, and then the length" tags=["figure"]
 fig, ax = plotting.figure(size=(12.8, 6))
-titles = "our core,\nmeasured", "GPU, neither\nfused", "attention\nfused", "both\nfused"
-titles += ("both fused,\n65,536 tokens",)
+titles = "our core,\nmeasured", "GPU,\nnone fused", "attention\nfused", "attention and\nSSD fused"
+titles += ("both, 65,536\ntokens",)
 draw_speeds(ax, dict(zip(titles, [*rows.values()][:5], strict=True)))
 arrow = draw_once(ax, 3, both[2], ONCE)
 plotting.save(

@@ -359,18 +359,21 @@ assert torch.allclose(*(torch.tensor(sizes[name]) for name in ("DeltaNet", "Gate
 
 # %% slide_title="Six delta-rule tokens leave a correction of rank 6" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(10, 4.4))
-for i, name in enumerate(name for name, rank in ranks.items() if rank):
-    places = [place + 0.25 * (i - 1) for place in range(1, 17)]
-    ax.bar(places, sizes[name], width=0.25, color=plotting.COLORS[i], label=name)
-ax.legend(fontsize=18)
+for name, color in (("Longhorn", plotting.COLORS[0]), ("DeltaNet", plotting.COLORS[2])):
+    ax.plot(range(1, 7), sizes[name][:6], "o", color=color, ms=13)
+    ax.plot(range(7, 17), sizes[name][6:], "o", color=color, ms=13, mfc="w", mew=2.5)
+ax.axvline(6.5, color=plotting.QUIET, linestyle=":")
+ax.text(1.3, 0.68, "DeltaNet, gated or not", color=plotting.COLORS[2], fontsize=18, va="center")
+ax.text(0.8, 0.38, "Longhorn", color=plotting.COLORS[0], fontsize=18, va="center")
+ax.text(8, 0.3, "all the others are 0", fontsize=18), ax.set_xticks(range(1, 17))
 ax.set_xlabel("singular values of $M/c - I$, the largest first", fontsize=18)
 ax.set_ylabel("size", fontsize=18)
 ax.tick_params(labelsize=18)
 plotting.save(
     fig,
     "11_rank",
-    "The 16 singular values of M/c - I after six tokens, for three rules that have a step. Six are "
-    "above zero, and ten are zero. Those of DeltaNet and Gated DeltaNet are equal.",
+    "Dots: the 16 singular values of M/c - I after six tokens, for the rules that have a step. Six "
+    "are above zero, and ten, hollow, are zero. Those of DeltaNet and Gated DeltaNet are equal.",
 )
 
 # %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"

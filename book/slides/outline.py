@@ -23,7 +23,7 @@ text of its own:
   well, it draws what was just said or printed, and takes no minutes.
 - Words and equations without code or output have the figure beside them that stands under the same
   heading, so that you see formula and picture together: the one shown last, or the first if it
-  answers no question. A flat one stands below them.
+  answers no question. Where it's as large below them, it is there.
 - A section that begins with words alone has no slide for them: its first slide has them as notes.
 - The exercises are one slide, with their names.
 - A sentence that speaks of folded cells is for the notes: a slide has none.

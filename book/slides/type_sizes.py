@@ -240,8 +240,8 @@ def larger_below(slide: Slide) -> bool:
 def choose_sizes(slide: Slide) -> Sized:
     """The slide with all its words, or with fewer, at the largest type at which it fits.
 
-    First the picture beside the words goes (one that is as large below them, or that the cell asks
-    for, goes there), then the sentences around its lead, then the remark on its result, then its code.
+    First the picture beside the words goes (below them, if it's as large there or the cell asks for
+    it), then the sentences around its lead, then the remark on its result, then its code.
 
     Raises:
         BuildError: there is too much on the slide.

@@ -6,8 +6,8 @@ from cheems_ref.plotting import arrow, state_grid
 BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
 CELL, TOKENS, Y = 0.75, 4, 0.5
 MATRIX, WRITES, RIGHT = 1.1, 5.0, 8.1  # x of the three grids
-T = [[0, 0, 0, 0], [0.6, 0, 0, 0], [-0.3, 0.5, 0, 0], [0.2, -0.4, 0.7, 0]]
-MISSING = [[1.0, 0.2], [0.1, 0.9], [0.7, -0.5], [-0.4, 0.8]]  # row t: β_t (v_t - S_before k_t)
+T = [[0, 0, 0, 0], [0.6, 0, 0, 0], [0.3, 0.5, 0, 0], [0.2, 0.4, 0.7, 0]]
+MISSING = [[1.0, 0.2], [0.7, 1.0], [1.2, 0.6], [0.9, 1.3]]  # row t: β_t (v_t - S_before k_t)
 
 
 def solved():
