@@ -895,14 +895,18 @@ one = torch.ones(())
 check("equal answers have all in common", torch.tensor(common_share(torch.ones(4, 9))), one)
 unrelated = common_share(torch.randn(4, 10_000, generator=seeded(8)))
 print(f"four unrelated answers: {unrelated:.2f}")
-shares = {}
-for run in read_record("09_shared")["runs"]:
-    if "in common" in run:
-        shares.setdefault(run["row"], {})[run["seed"]] = statistics.fmean(run["in common"])
+shares, again = {}, {}  # three seeds, and five new ones
+for record, found in (("09_shared", shares), ("09_gated", again)):
+    for run in read_record(record)["runs"]:
+        if "in common" in run:
+            found.setdefault(run["row"], {})[run["seed"]] = statistics.fmean(run["in common"])
 print(f"{'MoE':24}", *(f"{share:.2f}" for share in shares["MoE"].values()))
+print("MoE, five new seeds     ", *(f"{share:.2f}" for share in again["MoE"].values()))
 family = against("MoE", list(shares)[1:])
 repeated = judge(shares, family, only=family)
-assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values())
+print("the same, on five new seeds:")
+anew = judge(again, family, only=family)
+assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values()) and not any(anew.values())
 
 # %% [markdown] slide_title="A null is worth what its interval excludes"
 # ## 6 · A null done well

@@ -214,7 +214,7 @@ def draw_kinds(ax, by_kind):
         ax.text(1.02, y, f"{settled[kind]:.0%}", va="center", fontsize=18)
     ax.text(1.02, 5.6, "settled", fontsize=17)
     for i, (group, verdicts) in enumerate(GROUPS.items()):
-        x, y = 0.36 * (i // 3), 7.05 - 0.6 * (i % 3)
+        x, y = (0, 0.34, 0.8)[i // 3], 7.05 - 0.6 * (i % 3)
         draw_mark(ax, x, y, verdicts[0], 0.03, 0.36)
         ax.text(x + 0.04, y + 0.18, group, va="center", fontsize=17)
 
