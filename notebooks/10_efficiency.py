@@ -748,7 +748,7 @@ print(triton("_write", "since =", "tl.store(over"))
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
 # what if we forget the mask on the tokens?
 
-# %% tags=["aside"]
+# %% slide_title="A forgotten mask shows only at a ragged end"
 _ = run(write, CHUNKS * TILES, h)
 right = stored("states").clone()
 recurrence = torch.stack([alone(j) for j in range(CHUNKS)], dim=1)

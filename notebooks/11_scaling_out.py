@@ -357,15 +357,22 @@ for found in (sizes[name] for name, rank in ranks.items() if rank):
     assert found[5] > 0.01 > 1e-9 > found[6]
 assert torch.allclose(*(torch.tensor(sizes[name]) for name in ("DeltaNet", "Gated DeltaNet")))
 
+
+# %% tags=["figure"]
+def draw_ranks(ax, sizes):
+    """Dots: the singular values of two rules, hollow where they are zero."""
+    for name, color in (("Longhorn", plotting.COLORS[0]), ("DeltaNet", plotting.COLORS[2])):
+        ax.plot(range(1, 7), sizes[name][:6], "o", color=color, ms=13)
+        ax.plot(range(7, 17), sizes[name][6:], "o", color=color, ms=13, mfc="w", mew=2.5)
+    ax.axvline(6.5, color=plotting.QUIET, linestyle=":")
+    ax.text(1.3, 0.68, "DeltaNet, gated or not", color=plotting.COLORS[2], fontsize=18, va="center")
+    ax.text(0.8, 0.38, "Longhorn", color=plotting.COLORS[0], fontsize=18, va="center")
+    ax.text(8, 0.3, "all the others are 0", fontsize=18), ax.set_xticks(range(1, 17))
+
+
 # %% slide_title="Six delta-rule tokens leave a correction of rank 6" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(10, 4.4))
-for name, color in (("Longhorn", plotting.COLORS[0]), ("DeltaNet", plotting.COLORS[2])):
-    ax.plot(range(1, 7), sizes[name][:6], "o", color=color, ms=13)
-    ax.plot(range(7, 17), sizes[name][6:], "o", color=color, ms=13, mfc="w", mew=2.5)
-ax.axvline(6.5, color=plotting.QUIET, linestyle=":")
-ax.text(1.3, 0.68, "DeltaNet, gated or not", color=plotting.COLORS[2], fontsize=18, va="center")
-ax.text(0.8, 0.38, "Longhorn", color=plotting.COLORS[0], fontsize=18, va="center")
-ax.text(8, 0.3, "all the others are 0", fontsize=18), ax.set_xticks(range(1, 17))
+draw_ranks(ax, sizes)
 ax.set_xlabel("singular values of $M/c - I$, the largest first", fontsize=18)
 ax.set_ylabel("size", fontsize=18)
 ax.tick_params(labelsize=18)
