@@ -323,9 +323,9 @@ check("four keys in a state of width 4: each returns its value", y[4:], values)
 
 # %% [markdown]
 # Without fading it's a perfect memory, for up to four perpendicular keys. There's no fifth
-# direction in four dimensions, so a fifth key blurs the others' values (folded cell). Fading makes
-# room: old values get weaker, and recent ones stand out. Here each write loses a third of its
-# strength with every later token:
+# perpendicular direction in four dimensions, so a fifth key blurs the others' values (folded cell).
+# Fading makes room: old values get weaker, and recent ones stand out. Here each write loses a third
+# of its strength with every later token:
 
 
 # %% tags=["setup"]
@@ -586,7 +586,7 @@ class SSD(nn.Module):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
 #
-# The weights $\omega$, a softmax of both scores, are ours. Folded is the table.
+# Two rows, a table per head, and the weights $\omega$ (a softmax) are ours. Folded is the table.
 
 
 # %% tags=["setup", "experiment"]
@@ -634,8 +634,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# A softmax gives every key some weight. WM's `I` also has a *dynamic mask*: where a learned number
-# per head and place rounds to 0, a head never sees that key (chapter 05).
+# A softmax gives every key some weight. WM's `I` also has a *dynamic mask*: where a number for this
+# head and place rounds to 0, the head never sees that key (chapter 05).
 
 # %% [markdown] slide_title="How do you find the best few of a million experts?"
 # ## 7 · A million tiny experts
@@ -914,8 +914,8 @@ plotting.save(
 
 # %% [markdown]
 # Trained without attention, `SESESE` is 0.014 to 0.044 nats behind `SESEIE` on held-out text (three
-# seeds). `IEIEIE` (one run) is 0.11 behind. After 1,200 steps the gaps are 0.004 to 0.013, and
-# 0.005, and all beat counting three bytes (1.4).
+# seeds), and after 1,200 steps 0.004 to 0.013. `IEIEIE` (one run) is 0.11 behind, and then 0.005.
+# All beat counting three bytes (1.4) then.
 
 # %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes
@@ -1048,7 +1048,7 @@ plotting.save(
 
 # %% [markdown]
 # Everywhere: attention looks nearby. If it sees only the last eight bytes, it keeps 85 to 92 % of
-# what it gives. (Our run lost 0.1 nats, the recorded one 0.23.)
+# what it gives.
 #
 # Zeroing attention costs `SESEIE` 0.18 to 0.28 nats; never having had any costs `SESESE` 0.014 to
 # 0.044:
@@ -1235,23 +1235,23 @@ rates = torch.empty(100_000).uniform_(1, 16, generator=torch.Generator().manual_
 steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
 assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp().median()
 
-# %% [markdown] slide_title="Pairs that hardly turn can't tell 64 places apart"
+# %% [markdown] slide_title="Which pairs tell 64 places apart?"
 # Slow decays help: after 500 steps 0.66 to 0.68 of 64 symbols are right, instead of 0.03 to 0.09.
 # Is the state too small? We bet on it, and lost: with $n = 128$, and the same 16 frequencies four
 # times each, it's still 0.67. But with 16 different frequencies, evenly spaced from 0 to $\pi$, a
 # state of $n = 32$ passes 0.95 by step 210. Only five of section 5's pairs turn all the way round
-# in 64 tokens. **Pairs that hardly turn can't tell 64 places apart.** With no rotation, at most
-# 0.08 of 16 symbols are right.
+# in 64 tokens. **Pairs that hardly turn can't tell 64 places apart.** With slow decays
+# and no rotation, at most 0.08 of 16 symbols are right.
 
 # %% [markdown] slide_title="Attention makes search easy; this text hardly needs it"
 # A search is another task: which bracket does this one close? Here is a first answer, from small
 # models:
 #
-# | | attention | states alone |
+# | | with attention | states alone |
 # |---|---|---|
-# | this text, 300 steps | 1.62 to 1.65 nats | 0.014 to 0.044 more |
-# | copy 64 symbols | by step 40 | by step 210, if pairs turn evenly |
-# | search by content (chapter 08) | 5 runs of 5 | 2 of 5 |
+# | text, 300 steps | `SESEIE`: 1.62 to 1.65 nats | `SESESE`: 0.014 to 0.044 more |
+# | copy 64 symbols | `I`: by step 40 | `S`: by step 210, slow, even turns |
+# | search (chapter 08) | two layers: 5 runs of 5 | two `S`: 2 of 5 |
 #
 # One attention above a state is enough for 5 of 5, and so is a convolution.
 
@@ -1267,7 +1267,8 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 #   alone; a state also fades, by the steps $\Delta$ in between.
 # - `E` is an MLP that all tokens share, and tiny experts that read its output.
 # - How much attention, and for what? WM says: for recall (§3.4), in one of eight mixers, a ratio
-#   from Mamba-2's authors. Ours hardly need it for text; it makes searching easier (chapter 08).
+#   from Mamba-2's authors. Ours hardly need it for windows of 256 bytes (nor states: see `IEIEIE`);
+#   it makes searching easier (chapter 08).
 #
 # Ask of every ✓ which mistake it would catch. [Reading the
 # course](../book/manual/reading_the_course.md) has the map, and a self-test.
