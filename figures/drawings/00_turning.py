@@ -34,5 +34,6 @@ def draw():
     plotting.arrow(ax, (4.3, 2.6), (6.1, 2.6))
     ax.text(5.2, 2.85, "both 9 later", ha="center", fontsize=17)
     ax.text(5.2, 2.05, "same angle,\nsame score", ha="center", fontsize=17)
+    ax.text(5.2, 1.1, "in S: $C$ for $q$,\n$B$ for $k$", ha="center", fontsize=17)
     ax.set_aspect("equal")
     return fig, []
