@@ -587,7 +587,7 @@ class SSD(nn.Module):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
 #
-# Two rows and the weights $\omega$ (a softmax) are ours, too. Folded is the table.
+# Two rows and the weights $\omega$ (a softmax) are ours, too.
 
 
 # %% tags=["setup", "experiment"]

@@ -427,7 +427,7 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # entries, each with a number (in shuffled order) and an amount, +1 or −1. The balance is their sum
 # so far.
 #
-# Four questions follow, each with a number (one may come twice): *what was the balance right after
+# Four questions follow, each with a number: *what was the balance right after
 # this entry?* The model doesn't see the green line.
 
 
@@ -538,7 +538,7 @@ def train_on_books(pattern, steps, seed=0):
 # %% [markdown]
 # Which comes closest to V = SSD(x): S then A, A then A, or one of the two alone?
 #
-# S is a layer of SSD, A one of attention. Each line is a seed, at the best of three learning rates.
+# S is an SSD layer, A an attention layer. Each line is a seed, at the best of three learning rates.
 
 # %% tags=["setup"]
 MORE = read_record("05_one_more_layer")

@@ -767,37 +767,37 @@ check("prompt, rest, single tokens = one pass", torch.cat(pieces, dim=1), whole)
 
 
 # %% tags=["figure"]
-def draw_pieces(ax, y, lengths, names):
-    """A text in pieces, side by side, with the cache handed from each to the next."""
+def draw_pieces(ax, y, lengths, names, logits):
+    """A text in pieces, each with its borders of chunks; arrows hand a cache on; logits below."""
     start = 0
     for place, length in enumerate(lengths):
-        ax.barh(
-            y, length, 0.55, left=start, color=plotting.COLORS[0], alpha=0.45, edgecolor="white"
-        )
-        if 0 < place < 3:
-            plotting.arrow(
-                ax, (start - 5, y - 0.45), (start + 3, y - 0.45), color=plotting.COLORS[2]
-            )
+        ax.barh(y, length, 0.5, left=start, color=plotting.COLORS[0], alpha=0.45, ec="white")
+        ax.vlines(range(start + 16, start + length, 16), y + 0.28, y + 0.42, color="k", lw=2)
+        if place:
+            color = plotting.COLORS[2]
+            plotting.arrow(ax, (start - 1.2, y + 0.55), (start + 1.2, y + 0.55), color=color)
         if place < len(names):
             ax.text(start + 2, y, names[place], va="center", fontsize=19)
         start += length
+    shades = dict(cmap="RdBu_r", aspect="auto", interpolation="nearest", vmin=-1, vmax=1)
+    ax.imshow(logits.T, extent=(0, start, y - 0.72, y - 0.32), **shades)
 
 
 # %% slide_title="However you cut the text, the logits are the same" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(12, 4.4))
-draw_pieces(ax, 1, [150], ["one pass over 150 tokens"])
-draw_pieces(ax, -0.4, [61, 69, *[1] * 20], ["prefill: 61 tokens", "continued: 69"])
-ax.vlines(range(16, 150, 16), -0.1, 0.05, color=plotting.INK, lw=2)
-ax.text(75, 0.3, "the same logits, token by token", ha="center", va="center", fontsize=19)
-ax.text(0, -1.2, "green: the cache is handed on; ticks: borders of chunks", fontsize=19)
-ax.text(150, -1.2, "decoding: 20 × 1", fontsize=19, ha="right")
-ax.set(xlim=(0, 151), ylim=(-1.3, 1.4)), ax.axis("off")
+fig, ax = plotting.figure(size=(12, 4.6))
+draw_pieces(ax, 1.3, [150], ["one pass over 150 tokens"], whole[0, :, :4])
+names = ["prefill: 61 tokens", "continued: 69", "20 × 1"]
+draw_pieces(ax, -0.5, [61, 69, *[1] * 20], names, torch.cat(pieces, dim=1)[0, :, :4])
+words = "ticks: borders of chunks; green: the cache is handed on; strips: four of the logits"
+ax.text(75, -1.5, words, fontsize=19, ha="center")
+ax.set(xlim=(0, 151), ylim=(-1.7, 1.9)), ax.axis("off")
 plotting.save(
     fig,
     "07_cuts",
     "Two bars of 150 tokens. The upper one is a single pass. The lower one is cut into a prompt of "
-    "61 tokens, 69 more, and 20 single ones, with the cache handed on at each cut. Neither longer "
-    "piece ends at a border of chunks.",
+    "61 tokens, 69 more, and 20 single ones, with the cache handed on at each cut. Chunks of 16 "
+    "begin anew in each piece. The coloured strips below the bars, four logits of every token, are "
+    "the same.",
 )
 
 # %% [markdown]
