@@ -538,7 +538,7 @@ def train_on_books(pattern, steps, seed=0):
 # %% [markdown]
 # Which comes closest to V = SSD(x): S then A, A then A, or one of the two alone?
 #
-# S is an SSD layer, A an attention layer. Each line is a seed, at the best of three learning rates.
+# S is SSD, A attention. Each line is a seed, at its best of three learning rates.
 
 # %% tags=["setup"]
 MORE = read_record("05_one_more_layer")
@@ -607,8 +607,7 @@ plotting.save(
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and
-# nowhere 0.74 to 0.75. **The value learns it fastest and best.** A trial with other seeds had
-# suggested this, and we predicted it.
+# nowhere 0.74 to 0.75. **The value learns it fastest and best,** as we predicted.
 #
 # In Cheems, state-space layers come first. So how fast do the systems learn behind one more S?
 #
