@@ -607,7 +607,8 @@ plotting.save(
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and
-# nowhere 0.74 to 0.75. **The value learns it fastest and best,** as we predicted.
+# nowhere 0.74 to 0.75. **The value learns it fastest and best,** as we predicted after a trial with
+# other seeds.
 #
 # In Cheems, state-space layers come first. So how fast do the systems learn behind one more S?
 #

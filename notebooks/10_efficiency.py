@@ -234,27 +234,18 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 
 
 # %% tags=["figure"]
-def draw_roof(ax, machine):
-    """The roof of a machine; returns where its two slopes meet."""
-    knee = machine.flops / machine.bandwidth
-    ends = [0.03, knee, 200]
-    roof = [min(each * machine.bandwidth, machine.flops) / 1e9 for each in ends]
-    ax.plot(ends, roof, color="#555555", lw=3)
-    ax.set(xscale="log", yscale="log", ylim=(0.007, 700), xlim=(0.03, 200))
-    ax.set_xlabel("operations per byte", fontsize=18)
-    ax.set_ylabel("billion operations per second", fontsize=18)
-    ax.tick_params(labelsize=16)
-    return knee, machine.flops / 1e9
-
-
-# %% tags=["figure"]
 def draw_limits(ax, machine):
     """The roof of a machine, with what decides on either side of its edge."""
-    knee, top = draw_roof(ax, machine)
+    knee, top = machine.flops / machine.bandwidth, machine.flops / 1e9
+    ax.plot([0.03, knee, 200], [0.03 * machine.bandwidth / 1e9, top, top], color="#555555", lw=3)
     ax.plot([knee, knee], [0.007, top], ":", color=plotting.QUIET)
     ax.text(1.1 * knee, 0.01, f"{knee:.1f} operations a byte", fontsize=18)
     ax.text(0.1, 5, "bytes decide", rotation=29, fontsize=20)
     ax.text(1.3 * knee, 1.3 * top, "arithmetic decides", fontsize=20)
+    ax.set(xscale="log", yscale="log", ylim=(0.007, 700), xlim=(0.03, 200))
+    ax.set_xlabel("operations per byte", fontsize=18)
+    ax.set_ylabel("billion operations per second", fontsize=18)
+    ax.tick_params(labelsize=16)
 
 
 # %% tags=["figure"]
