@@ -48,11 +48,13 @@ course: $(READY)  ## run every notebook and redraw every figure
 # TYPES=1 checks what the packages' signatures say at every call.
 TYPE_CHECKS := --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
 TEST_OPTIONS := $(if $(ALL),--all) $(if $(TYPES),$(TYPE_CHECKS))
+# Two processes with two threads each would wait for each other on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test: $(READY)  ## check the style, run the tests, and run changed notebooks against their stored output
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -n 2 $(TEST_OPTIONS)
+	$(PYTEST) $(TEST_OPTIONS)
 
 mutants: $(READY)  ## make small mistakes in every lesson, which the tests must catch (hours; MODULES=rope)
 	$(BIN)/python tests/mutate.py $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE))
@@ -71,7 +73,7 @@ serve: $(SITE)  ## show the site on this machine; PORT=8000 says where, EDITION 
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
 
 test-book: $(STUDENTS) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
-	$(BIN)/python -m pytest -q -n 2 tests/book
+	$(PYTEST) tests/book
 
 $(STUDENTS): $(VENV)/.book $(PAGES)
 	$(BIN)/python -m book.site --edition students

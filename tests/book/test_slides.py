@@ -16,8 +16,9 @@ STICKS_OUT = """() => {
     const {left, top, width, height} = page.getBoundingClientRect();
     const place = [left, top, width, height].map(Math.round).join();
     const found = place === "0,0,1280,720" ? [] : [`the page lies at ${place}`];
-    for (const part of page.querySelectorAll("*:not(.corner, .links, .corner *, .links *)")) {
-        if (part.closest("mjx-assistive-mml") || part.parentElement.closest("svg")) continue;
+    const aside = ".corner, .corner *, .links, .links *, svg *";
+    const spoken = "mjx-assistive-mml, mjx-assistive-mml *";
+    for (const part of page.querySelectorAll(`*:not(${aside}, ${spoken})`)) {
         const box = part.getBoundingClientRect();
         const outside = box.left < -1 || box.top < -1 || box.right > 1281 || box.bottom > 700;
         const cut = part.scrollWidth > part.clientWidth + 1 && part.matches("pre, h2");
@@ -63,13 +64,16 @@ def test_every_slide_fits(browser, name):
 
 @pytest.mark.parametrize("name", DECKS)
 def test_paper_has_a_page_for_every_slide(browser, name):
-    """And what axe-core says to all slides at once, in the colours that they have on a screen."""
+    """And what axe-core says to all slides at once, in the colours that they have on a screen. The
+    theme sets these, so two decks are asked for them.
+    """
     slides = (SLIDES / name).read_text(encoding="utf-8").count('<div class="page"')
     with visit(browser, f"{name}?print-pdf") as page:
         page.wait_for_function(f"document.querySelectorAll('.pdf-page .page').length >= {slides}")
         assert page.locator(".pdf-page").count() == page.locator(".page").count() == slides
         assert page.problems + page.evaluate(LACKING) == []
-        assert chrome.axe(page, ["color-contrast", "image-alt", "svg-img-alt", "list"]) == []
+        rules = ["image-alt", "svg-img-alt", "list"] + ["color-contrast"] * (name in DECKS[:2])
+        assert chrome.axe(page, rules) == []
         pdf = page.pdf(prefer_css_page_size=True, print_background=True)
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == slides
 
