@@ -25,7 +25,6 @@ from torch import einsum, nn
 from cheems_ref import attention, ssd
 from cheems_ref.experts import CohesiveMoE
 from cheems_ref.roofline import Recorder
-from cheems_ref.rope import apply_rope, rope_cos_sin
 from cheems_ref.tasks import multi_query_recall
 from cheems_ref.verify import check, must_differ
 
@@ -330,6 +329,8 @@ def listing_3(x, dt, A, B, C, chunk_len, D, dim=3):
 
 
 # %% tags=["guard"]
+from cheems_ref.rope import apply_rope, rope_cos_sin
+
 B, C = random(2, 2, 10, 2, 4, seed=91)
 to_chunk = random(2, 10, 2, 3, seed=90), random(2, 10, 2, seed=93).abs() / 10, -torch.ones(2), B, C
 D = torch.tensor([1.0, 0.5])
