@@ -350,6 +350,9 @@ for t in range(40):
     y[:, t], state = layer.step(x[:, t], state)
 check("40 steps of the recurrence = one convolution", y, layer(x))
 _ = must_differ("D forgotten", y - layer.D * x, layer(x))
+layer.A_log[0] += 0.3  # the rates of channel 0 alone
+check("other rates in channel 0: channels 1 and 2 stay", layer(x)[..., 1:], y[..., 1:])
+_ = must_differ("other rates in channel 0: channel 0", layer(x)[..., 0], y[..., 0])
 
 # %% [markdown] slide_title="The step size is a valve, and each token sets it"
 # ## 5 · What a fixed kernel cannot do

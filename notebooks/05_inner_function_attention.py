@@ -161,6 +161,8 @@ wrong = naive_attention(q[:, 4:], k, v, allowed=no_offset)
 _ = must_differ("mask without the offset", wrong, whole[:, 4:])
 written_out = naive_attention(q, k, v, allowed=causal_mask(6, 6))
 check("causal by scaled_dot_product_attention = written out with the mask", whole, written_out)
+handed_on = attention.attention(q, k, v, allowed=causal_mask(6, 6))  # as in Ch Listing 3
+check("the causal mask, handed on by its caller: the same", handed_on, whole)
 everyone = torch.ones(6, 6, dtype=torch.bool)
 _ = must_differ("without a mask", attention.attention(q, k, v, allowed=everyone), whole)
 seen = torch.ones(1, 6).tril()[0].nonzero().flatten().tolist()  # triu(1) leaves this of one row
@@ -838,6 +840,11 @@ print("200 tokens use", printed.chosen.unique().numel(), "row of 16")
 print("gradients of queries and keys:", printed.queries.weight.grad, printed.keys.grad)
 print("rows that learn:", int(printed.table.weight.grad.any(-1).sum()), "of 16")
 assert printed.keys.grad is None and printed.table.weight.grad.any(-1).sum() == 1
+drawn = RetrievedValues(8, n_heads=1, n_values=16, k_values=2)
+drawn(random(1, 200, 8, seed=5)).square().sum().backward()
+learning = int(drawn.values.grad.any(-1).sum())
+print("random keys, two weighted rows: rows that learn:", learning, "of 16")
+assert learning == 16
 few = TableAsPrinted(8, n_values=32, rows=8)  # 32 values, 8 heads
 few.keys.data = random(32, 4, seed=6)  # no longer zero
 try:

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref import plotting, retrieval
+from cheems_ref.config import ModelConfig
 from cheems_ref.exercises import LargestTensor
 from cheems_ref.experts import (
     DGLU,
@@ -44,6 +45,7 @@ from cheems_ref.experts import (
     load_balancing_loss,
     product_key_topk,
 )
+from cheems_ref.model import Block
 from cheems_ref.verify import check, check_gradients, must_differ
 
 # %% tags=["setup"]
@@ -195,6 +197,12 @@ grouped, by_all = (
 )
 check("grouped by expert = dense, gradients by router and experts", grouped, by_all)
 _ = must_differ("all four experts kept", dense(moe, x, shares), moe(x))
+block = Block("R", ModelConfig("SR", d_model=6, d_ff=10, n_heads=2))  # z + layer(norm(z))
+block.norm = torch.nn.Identity()
+with torch.no_grad():
+    y, _ = block(x, torch.arange(5).expand(2, 5))
+    check("OTCE eqs. 15a and 17a without a norm = block", x + dense(block.layer, x), y)
+    _ = must_differ("the residual forgotten", dense(block.layer, x), y)
 
 # %% [markdown]
 # ### Which router learns?
@@ -926,6 +934,7 @@ with torch.no_grad():
     check("before: PEER(FFNˢ(x))", bare(x), retrieved(bare.experts, bare.shared(x)))
     z = serial.shared(x)
     check("before, and added: PEER(FFNˢ(x)) + FFNˢ(x)", serial(x), retrieved(serial.experts, z) + z)
+    _ = must_differ("before, φ(x) = FFNˢ(x) not added", retrieved(serial.experts, z), serial(x))
     z = parallel.shared(x)
     check("beside: PEER(x) + FFNˢ(x)", parallel(x), retrieved(parallel.experts, x) + z)
     _ = must_differ("before for beside", retrieved(parallel.experts, z) + z, parallel(x))
@@ -933,7 +942,10 @@ with torch.no_grad():
 # %% tags=["guard"]
 cdmmoe = CDMMoE(6, **sizes, d_private=4)
 with torch.no_grad():
-    z = cdmmoe.private_proj(cdmmoe.shared(x))  # (b, l, p), with p for the private width
+    up, opens = cdmmoe.shared.in_proj(x), silu(cdmmoe.shared.gate_proj(x))
+    shared = cdmmoe.shared.out_proj(up * opens)
+    check("Listing 4's shared part = FFNˢ, gated", shared, cdmmoe.shared(x))
+    z = cdmmoe.private_proj(shared)  # (b, l, p), with p for the private width
     gates, indices = cdmmoe.retrieval.route(z)  # (b, l, h, k)
     reads = torch.einsum("blp,blhkp->blhk", z, cdmmoe.down[indices])
     opens = silu(torch.einsum("blp,blhkp->blhk", z, cdmmoe.gate[indices]))

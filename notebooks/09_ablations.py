@@ -902,6 +902,13 @@ for record, found in (("09_shared", shares), ("09_gated", again)):
             found.setdefault(run["row"], {})[run["seed"]] = statistics.fmean(run["in common"])
 print(f"{'MoE':24}", *(f"{share:.2f}" for share in shares["MoE"].values()))
 print("MoE, five new seeds     ", *(f"{share:.2f}" for share in again["MoE"].values()))
+fresh = []  # the same share before training, on random bytes
+for seed in range(3):
+    _ = torch.manual_seed(seed)
+    model = CausalLM(fitted(**SHARED["MoE"]))
+    fresh += in_common(model, torch.randint(256, (4, 512), generator=seeded(seed)))
+print("MoE before training, three seeds, random bytes: between 0.24 and 0.27")
+assert 0.24 < min(fresh) < max(fresh) < 0.27 < min(*shares["MoE"].values(), *again["MoE"].values())
 family = against("MoE", list(shares)[1:])
 repeated = judge(shares, family, only=family)
 print("the same, on five new seeds:")

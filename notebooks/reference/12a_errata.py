@@ -160,9 +160,10 @@ given["mamba_chunk_scan_combined"] = lambda x, *others, **more: x @ torch.ones(2
 check("WM Listing 4: except Exception hides a wrong shape", run_4(), without_kernel)
 
 # %% [markdown]
-# Three names, a missing `return`, and a width other than d_model: five faults stop the listing. The
-# sixth doesn't. `except Exception` takes any error of the kernel, even a wrong shape, and goes on
-# without a word.
+# Three names, a `return`, and a width other than d_model: five faults stop the listing. (Our text
+# of the paper has lost other lines of Listing 3, so it may have lost the `return`, too.) The sixth
+# fault doesn't stop it. `except Exception` takes any error of the kernel, even a wrong shape, and
+# goes on without a word.
 #
 # ### The other listings
 #
@@ -170,6 +171,9 @@ check("WM Listing 4: except Exception hides a wrong shape", run_4(), without_ker
 # number. Ch's listings are plain classes (`pass` stands for what follows), and a helper of its
 # Listing 1 calls another by its bare name. For mamba-ssm's scan we put `the_scan`, with the same
 # first arguments. WM Listing 2 pads a tensor only to count its axes, then cuts the unpadded one.
+#
+# The last folded cells put the repairs together. They take all steps of WM Listings 3, 4 and 7, in
+# lines of our own, and compare them with the package. And they give WM Listing 1 two rows at once.
 
 # %% tags=["setup"]
 LISTING_8 = """
@@ -273,6 +277,108 @@ for name in ("SSDAttn", "CDMMOE"):
 ch_3 = listing("V_layer = SSD(hidden_dim, 2, 4, 64)", SSD=ch_2.SSD, hidden_dim=8)
 assert isinstance(ch_3.V_layer, ch_2.SSD)
 print("Ch Listing 3: SSD with its arguments written out is built")
+pattern = "p b t h n, h k p n -> p b t h k"
+q, k = random(2, 1, 3, 2, 2, seed=86), random(2, 4, 2, 2, seed=87)
+one_by_one = (q[..., None, :] * k.permute(2, 0, 1, 3)[:, None, None]).sum(-1)
+check("WM Listing 8: torch's einsum, pattern first: every score", einsum(pattern, q, k), one_by_one)
+
+# %% tags=["guard"]
+# WM Listing 1 with its longer branch, for a row of 20 positions beside a row of 60.
+BRANCH = """
+        inv_freq = self.inv_freq
+        seq_len = torch.max(position_ids) + 1
+        if seq_len > self.max_position_embeddings:
+            base = self.base * ((self.scaling_factor * seq_len / self.max_position_embeddings)
+                                - (self.scaling_factor - 1)) ** (self.dim / (self.dim - 2))
+            inv_freq = 1.0 / (base ** (torch.arange(0, self.dim, 2) / self.dim))
+"""
+longer = begun.replace("        inv_freq = self.inv_freq\n", BRANCH)
+printed, fixed = (listing(text).RotaryEmbedding(8, 40) for text in (longer, begun))
+printed.max_position_embeddings, printed.scaling_factor = 40, 1.0
+short, both = torch.arange(60.0).clamp(max=19)[None], torch.arange(60.0).expand(2, -1).clone()
+both[0] = short
+alone, beside = printed(x, short), printed(x, both)[:1]
+_ = must_differ("WM Listing 1: a row's angles beside a longer row", beside, alone)
+bases = [freqs[0, 1, 3].item() ** (-8 / 6) for freqs in (alone, beside)]  # of the slowest pair
+print(f"its base: {bases[0]:.0f} alone, {bases[1]:.0f} beside 60 positions, where 40 are the most")
+check("WM Listing 1, its base fixed: the same angles", fixed(x, both)[:1], fixed(x, short))
+assert round(bases[0]) == 10_000 < bases[1]
+
+
+# %% tags=["guard"]
+def listing_3(x, dt, A, B, C, chunk_len, D, dim=3):
+    """All steps of WM Listing 3 in lines of our own, with its repairs; as printed, dim is 2."""
+
+    def padded(u):
+        return F.pad(u, (0, 0) * (u.dim() - 2) + (0, -u.shape[1] % chunk_len))
+
+    l, skip = x.shape[1], D[:, None] * padded(x)
+    inputs = x * dt[..., None], A * dt, B, C
+    x, A, B, C = (padded(u).unflatten(1, (-1, chunk_len)) for u in inputs)
+    sums = A.cumsum(2)  # (b, c, l, h)
+    later = torch.ones(chunk_len, chunk_len).triu(1).bool()[..., None]
+    L = (sums[:, :, :, None] - sums[:, :, None]).masked_fill(later, -math.inf).exp()
+    inside = einsum("bctsh,bcthn,bcshn,bcshp->bcthp", L, C, B, x)
+    writes = einsum("bcsh,bcshn,bcshp->bhcpn", (sums[:, :, -1:] - sums).exp(), B, x)
+    states = F.pad(writes, (0, 0, 0, 0, 1, 0))  # an empty one in front
+    ends = F.pad(sums[:, :, -1].mT, (1, 0)).cumsum(-1)  # (b, h, 1 + c)
+    faded = (ends[..., :, None] - ends[..., None, :]).tril().exp().tril()  # (b, h, target, source)
+    starts = (faded[..., None, None] * states[:, :, None]).sum(dim)[:, :, :-1]
+    carried = einsum("bcthn,bhcpn,bcth->bcthp", C, starts, sums.exp())
+    return ((inside + carried).flatten(1, 2) + skip)[:, :l]
+
+
+# %% tags=["guard"]
+from cheems_ref.rope import apply_rope, rope_cos_sin
+
+B, C = random(2, 2, 10, 2, 4, seed=91)
+to_chunk = random(2, 10, 2, 3, seed=90), random(2, 10, 2, seed=93).abs() / 10, -torch.ones(2), B, C
+D = torch.tensor([1.0, 0.5])
+y = ssd.ssd_recurrent(*to_chunk, D=D)
+check("WM Listing 3, all steps, repaired: 10 tokens in chunks of 4", listing_3(*to_chunk, 4, D), y)
+_ = must_differ("WM Listing 3, all steps, dim=2", listing_3(*to_chunk, 4, D, dim=2), y)
+text = LISTING_4[: LISTING_4.index("def ssd")].replace("Exception as e", "NameError as e")
+turns = rope_cos_sin(ids, 4, dtype=x.dtype)
+layer.BC_rotary_emb = lambda hidden_states, position_ids: turns
+given |= dict(ssd=listing_3, apply_CB_rotary_pos_emb=lambda C, B, *turn: (
+    apply_rope(C, *turn), apply_rope(B, *turn)))  # fmt: skip
+maps = layer.B_proj, layer.C_proj
+B, C = (apply_rope(one(x).unflatten(-1, (1, 4)), *turns) for one in maps)  # one group
+steps, heads = F.softplus(layer.dt_proj(x)), layer.X_proj(x).unflatten(-1, (2, 3))
+y = layer.out_proj(ssd.ssd_recurrent(heads, steps, -torch.ones(2), B, C, D=layer.D).flatten(2))
+check("WM Listing 4 with all of Listing 3, both repaired = the recurrence", run_4(), y)
+
+
+# %% tags=["guard"]
+def listing_7(x, ids, maps, table, h):
+    """All steps of WM Listing 7 but its last map, in lines of our own, with its repairs."""
+    queries = table.query_proj(x)
+    scores = queries @ table.keys[0].T / math.sqrt(queries.shape[-1])
+    best, rows = scores.topk(2)  # as printed, 1, and unweighted
+    V = x * (best.softmax(-1)[..., None] * table.values[0, rows]).sum(-2)
+    by_head = (x @ maps[0], x @ maps[1], V)
+    Q, K, V = (einops.rearrange(u, "b t (h p) -> b h t p", h=h) for u in by_head)
+    turns = [turn.unsqueeze(1) for turn in rope_cos_sin(ids, Q.shape[-1], dtype=x.dtype)]
+    halves = [torch.cat([-u.chunk(2, -1)[1], u.chunk(2, -1)[0]], -1) for u in (Q, K)]
+    Q, K = (u * turns[0] + half * turns[1] for u, half in zip((Q, K), halves, strict=True))
+    scores = Q @ K.mT / math.sqrt(Q.shape[-1]) + torch.full((5, 5), -math.inf).triu(1)
+    return einops.rearrange(scores.softmax(-1) @ V, "b h t p -> b t (h p)")
+
+
+# %% tags=["guard"]
+_ = torch.manual_seed(7)
+table = attention.RetrievedValues(8, n_heads=1, n_values=6, k_values=2)
+maps = random(2, 8, 8, seed=80)
+for h in (1, 2):
+    y, by_hand = listing_7(x, ids, maps, table, h), (x @ maps[0], x @ maps[1], table(x))
+    q, k, v = (u.unflatten(-1, (h, -1)) for u in by_hand)
+    q, k = (apply_rope(u, *rope_cos_sin(ids, 8 // h, dtype=x.dtype)) for u in (q, k))
+    read = attention.naive_attention(q, k, v, allowed=attention.causal_mask(5, 5)).flatten(2)
+    check(f"WM Listing 7, all steps, repaired, h = {h}", y, read)
+y.square().sum().backward()
+learn = [bool(p.grad.any()) for p in (table.query_proj.weight, table.keys)]
+print("WM Listing 7, repaired: queries and keys have a gradient:", learn)
+assert learn == [True, True]
 
 # %% [markdown]
 # ## 2 · The mask of WM Listing 6, entry by entry
@@ -352,8 +458,9 @@ stops("L22: Cᵀ h for C of 1 × N", RuntimeError, lambda: C.T @ h_t)
 # - OTCE eq. 19d has $s_t$ where attention's output $a_t$ belongs. Eq. 19c is quadratic (chapter
 #   06), and even the best $W_3$ loses some of its input. By $D$, which OTCE says carries long-range
 #   dependencies, a token reaches only itself. L22's recurrence has $A$ and $B$ without bars.
-# - The documents let $L$ be any lower triangular matrix. With a random $L$, the block that carries
-#   the past has rank 6, more than the 4 that a state of the key's width can hold.
+# - The documents' $L$ is the causal mask, and all they say of it is that it's lower triangular.
+#   That isn't enough. With a random $L$, the block that carries the past has rank 6, more than the
+#   4 that a state of the key's width can hold.
 # - A state's half-life is $\log 2 / (-A\,\Delta)$ tokens. WM Listing 4 has $A = -(1, \dots, h)$ and
 #   steps from a softplus, which start around $\log 2$ without a bias. (App. C.2 says no biases; the
 #   listings' Linear has them.) Mamba-2 has steps of 0.001 to 0.1, and $-A$ of 1 to 16.
@@ -558,6 +665,9 @@ for name, b in BLOCKS.items():
 rates = {row[0]: row[-1] for row in TABLES["WM Table 7"]["rows"]}
 print("WM App. C.2: 360M, at most 2e-4; Table 7 has 3e-4 for", *(n for n in rates if rates[n] > 2))
 assert [rate > 2 for rate in rates.values()] == [True] * 4 + [False] * 4
+weights, growth = 2 * 70, 2 * 2 * 80 * 8 * 128 * 2**17 / 1e9  # GB; 80 layers, 8 key heads of 128
+print(f"Llama-2-70B, 16 bits: weights {weights} GB, 131,072 keys and values {growth:.0f} GB")
+assert 4 * 40 < weights + growth < 4 * 80  # of four A100
 same = "WM Table 5: with T/4 pairs, powers 0.01 and 1 ask at the same places"
 check(same, places(64, 0.01), places(64, 1.0))
 _ = must_differ("with T/8 pairs", places(32, 0.01), places(32, 1.0))
@@ -713,6 +823,13 @@ for e in (4, 8):
 assert turns("positions", "conv", "rope")[0] > 1 and turns("positions", "conv", "decay")[0] > 1
 for h in (1, 2):
     assert turns("1,024 times", f"CDMMoE, {h} heads", "expansive")[-1] < 1
+race = read_record("10_efficiency")["parts"]["systems"]  # chapter 10's, five turns
+for kind, at in race.items():
+    spans = [(int(l), sorted(a / b for a, b in zip(of["LlaMa"], of["Cheems"], strict=True)))
+             for l, of in at.items()]  # fmt: skip
+    told = [f"{of_turns[0]:.2f} to {of_turns[-1]:.2f}" for _, of_turns in spans]
+    print(f"{kind}, 256 to 16,384 tokens, Cheems over LlaMa:", ", ".join(told))
+    assert all(s[0] > 1 if l > 1024 else s[-1] < 1 for l, s in spans)
 
 
 # %% [markdown]
