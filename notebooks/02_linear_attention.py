@@ -1112,9 +1112,10 @@ check("the chunk's end", S_before @ product + U_V.T @ k, S_after)
 #
 # ## Exercises
 #
-# **1 · easy.** *One more write by hand.* Use pencil and paper. Section 5 left us with $S k_0 =
-# (0.64, 0.6)$ and $S k_1 = (0, 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under
-# $k_2 = (0, 1)$. What do $k_0$, $k_1$ and $k_2$ return?
+# **1 · easy.** *One more write by hand.* What do $k_0$, $k_1$ and $k_2$ return after a third write?
+# Use pencil and paper. Section 5 left us with $S k_0 = (0.64, 0.6)$ and $S k_1 = (0, 1)$. The delta
+# rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under $k_2 = (0, 1)$. What do $k_0$, $k_1$ and
+# $k_2$ return?
 #
 # <details><summary>Hint</summary>
 #
@@ -1183,10 +1184,10 @@ for l, seed in ((300, 60), (1, 61), (37, 62)):
 print("the parity of 300 bits, by one number; lab 04c follows three cards")
 
 # %% [markdown]
-# **3 · medium.** *A division in one call.* Katharopoulos et al. (2020) apply a positive function
-# $\psi$ to queries and keys and keep the division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s
-# \,/\, \sum_s \psi(q_t) \cdot \psi(k_s)$, with $s \le t$. Compute this with *one* call to
-# `linear_attention`.
+# **3 · medium.** *A division in one call.* Give linear attention its division back, in one call.
+# Katharopoulos et al. (2020) apply a positive function $\psi$ to queries and keys and keep the
+# division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s \,/\, \sum_s \psi(q_t) \cdot \psi(k_s)$,
+# with $s \le t$. Compute this with *one* call to `linear_attention`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1272,9 +1273,9 @@ off = (read[:, None] - o.flatten()).abs().amin(0).max()
 assert off < 1e-9, "a rule is called, but the outputs aren't what it returns"
 
 # %% [markdown]
-# **5 · hard.** *The delta rule in chunks.* Equations 2.16 and 2.17 handle one chunk. Write the
-# delta rule for one head and a text of any length, in torch and in chunks of `size` tokens, without
-# looping over tokens and without using the package.
+# **5 · hard.** *The delta rule in chunks.* Write the delta rule for a text of any length. Equations
+# 2.16 and 2.17 handle one chunk. Go on to many, for one head, in torch and in chunks of `size`
+# tokens, without looping over tokens and without using the package.
 #
 # <details><summary>Hint</summary>
 #

@@ -1301,9 +1301,9 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # %% [markdown]
 # ## Exercises
 #
-# **1 · easy.** *Reading the average.* For which queries does attention over all keys return the
-# plain mean of the values? Write `indifferent` so that `naive_attention` returns the mean for any
-# keys.
+# **1 · easy.** *Reading the average.* For which queries does attention return the mean of all
+# values? Write `indifferent` so that `naive_attention`, which may read all keys here, returns the
+# plain mean for any keys.
 #
 # <details><summary>Hint</summary>
 #
@@ -1332,8 +1332,9 @@ check("indifferent = mean", naive_attention(q, k, v, allowed=everyone), mean)
 _ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), mean)
 
 # %% [markdown]
-# **2 · easy.** *A sliding window.* Write a mask that lets each query read its own token and the
-# `width - 1` tokens before it, with a cache too (more keys than queries).
+# **2 · easy.** *A sliding window.* Let each query read only the last `width` tokens. Write a mask
+# that lets each query read its own token and the `width - 1` tokens before it, with a cache too
+# (more keys than queries).
 #
 # <details><summary>Hint</summary>
 #
@@ -1369,9 +1370,9 @@ for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4
     print(f"{name}: right")
 
 # %% [markdown]
-# **3 · medium.** *ALiBi as a bias on the keys.* ALiBi adds $-\text{slope} \cdot (t - s)$ to the
-# scores. Start on paper: find ALiBi in the table of section 6. What is each letter here, and what
-# part of it does the softmax never see? Then write ALiBi as a bias on the keys alone.
+# **3 · medium.** *ALiBi as a bias on the keys.* Write ALiBi as a bias on the keys alone. ALiBi adds
+# $-\text{slope} \cdot (t - s)$ to the scores. Start on paper: find ALiBi in the table of section 6.
+# What is each letter here, and what part of it does the softmax never see?
 #
 # <details><summary>Hint</summary>
 #
@@ -1403,9 +1404,10 @@ for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
     check(f"ALiBi of {l} tokens, slope {slope}", on_keys, by_distance)
 
 # %% [markdown]
-# **4 · medium.** *A gate that is 0 or 1.* The gradient of rounding is 0. The *straight-through*
-# trick gets around that. Write a gate that is, going forward, 1 where the logit is positive and 0
-# elsewhere, but going backward has the gradient of the sigmoid (torch's `detach` stops a gradient).
+# **4 · medium.** *A gate that is 0 or 1.* Give a gate of 0 or 1 the gradient of the sigmoid. The
+# gradient of rounding is 0. The *straight-through* trick gets around that. Write a gate that is,
+# going forward, 1 where the logit is positive and 0 elsewhere, but going backward has the gradient
+# of the sigmoid (torch's `detach` stops a gradient).
 #
 # <details><summary>Hint</summary>
 #
@@ -1435,9 +1437,9 @@ check("gradient of the sigmoid", gradient, 3 * soft * (1 - soft))
 _ = must_differ("the gradient of a rounded sigmoid, which is 0", by_rounding, gradient)
 
 # %% [markdown]
-# **5 · hard.** *The account book by hand.* Without training, choose values, keys and queries so
-# that `naive_attention` over a running sum returns the balance right after the entry you ask for.
-# Why can S then A do the same?
+# **5 · hard.** *The account book by hand.* Look up past balances with attention that you set by
+# hand. Without training, choose values, keys and queries so that `naive_attention` over a running
+# sum returns the balance right after the entry you ask for. Why can S then A do the same?
 #
 # <details><summary>Hint</summary>
 #
