@@ -137,8 +137,10 @@ q, k = random(2, l, n, seed=0)
 v = random(l, p, seed=2)
 exponentials = (q @ k.T / math.sqrt(n)).exp().tril()
 shares = exponentials / exponentials.sum(-1, keepdim=True)
-built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 print("query 2 weighs its three keys by", [round(w, 2) for w in shares[2, :3].tolist()])
+
+# %% tags=["guard"]
+built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 check("attention, written out = PyTorch's", shares @ v, built_in)
 
 # %% [markdown]
@@ -585,9 +587,9 @@ plotting.show_drawing(
 #
 # Let $e = v_t - S_t k_t$ be what is still missing after the write. With the gradient at zero,
 # $S_t - S_{t-1} = \beta_t\,e\,k_t^\top$. Multiply by $k_t$: since $S_t k_t = v_t - e$, the left
-# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Divide what was
-# missing by $1 + \beta_t \|k_t\|^2$, and you have $e$. So the minimum is a delta rule, with a step
-# $\epsilon_t$ that is smaller than $\beta_t$:
+# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. So what is left,
+# $e$, is what was missing, divided by $1 + \beta_t \|k_t\|^2$. The minimum is a delta rule with a
+# step $\epsilon_t$ that is smaller than $\beta_t$:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$

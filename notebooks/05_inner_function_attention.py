@@ -370,11 +370,14 @@ def draw_order(ax, first):
         dots = [place + 0.09 * (seed - 2) for seed in range(5)]
         color = plotting.COLORS[0] if letter == "kv"[first] else plotting.QUIET
         ax.plot(dots, ORDERS[first, letter], "o", ms=11, color=color)
-    ax.set(title="value first: 7 c" if first else "key first: c 7", ylim=(0, 1.06))
+    ax.set(
+        title=("c 7: the key of the 7 must know c", "7 c: the value of c must know 7")[first],
+        ylim=(0, 1.06),
+    )
     ax.set_xticks(range(4), ["in q", "in k", "in v", "in none"], fontsize=17)
 
 
-# %% slide_title="Whichever of k and v stands too early needs the past" tags=["figure", "slide"]
+# %% slide_title="The part whose own token tells too little needs the past" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.4))
 draw_order(axes[0], first=False)
 draw_order(axes[1], first=True)
@@ -880,7 +883,7 @@ assert few.chosen.max() >= 8
 #
 # | | knows | log share $\mu_{ts}$ | learned |
 # |---|---|---|---|
-# | `GateMask` | its place | $\log \mathrm{sigmoid}(g_s)$ | a number $g_s$ per place |
+# | `GateMask` | its place | $\log \mathrm{sigmoid}(g_s)$ | $g_s$ per place |
 # | `ContentMask` | its value | $-a\,\mathrm{softplus}(u\cdot v_s + \nu)$ | $a > 0$, $u$, $\nu$ |
 # | Forgetting Transformer | what came since | $\sum_{r=s+1}^{t} \log f_r$ | $f_r < 1$ per token |
 #
@@ -1299,7 +1302,7 @@ layer.mask = mask
 mask.gate.data[:, 1:16:2] = 0.0
 _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], unmasked)
 
-# %% [markdown] slide_title="Values can compute, and masks learn where they have a slope"
+# %% [markdown] slide_title="Values can compute; masks learn on a slope" slide_figure="05_head"
 # ## Summary
 #
 # - The static mask comes before the softmax, with an offset if there is a cache.
