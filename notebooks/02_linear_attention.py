@@ -124,6 +124,8 @@ plotting.save(
 # %% [markdown]
 # ## 1 · Drop the softmax, move the brackets
 #
+# What does attention compute?
+#
 # Every token has a query $q_t$ and a key $k_t$, both vectors of $n$ numbers, and a value $v_t$ of
 # $p$ numbers. Attention compares the query with all the keys so far, turns the scores into weights
 # that sum to 1, and averages the values with those weights:

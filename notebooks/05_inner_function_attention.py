@@ -72,8 +72,8 @@ plotting.show_drawing(
 #
 # ## 1 · Attention is a weighted read
 #
-# Each token has a query $q_t$, a key $k_s$ and a value $v_s$, of width $p$. The output averages the
-# values, and the better a key matches the query, the more its value counts:
+# Each token has a query, a key and a value of width $p$. The better the key $k_s$ matches the query
+# $q_t$, the more the value $v_s$ counts in the average that is the output:
 #
 # $$y_t = \sum_s w_{ts}\, v_s, \qquad
 #   w_{ts} = \frac{e^{q_t \cdot k_s/\sqrt p}}{\sum_{s'} e^{q_t \cdot k_{s'}/\sqrt p}}. \tag{5.1}$$
