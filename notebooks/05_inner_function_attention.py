@@ -223,7 +223,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Outputs 0 to 4 all move when key 5 does. The zeros come too late: the softmax's denominator
+# Outputs 0 to 4 all move when key 5 does: the zeros come too late. The softmax's denominator
 # already contains the future keys. The mask belongs **before** the softmax, where a forbidden key
 # gets the score $-\infty$. Its weight is then exactly zero, and the rest still sum to one.
 #
@@ -636,12 +636,13 @@ plotting.save(
 # %% tags=["figure"]
 def draw_head_start(ax):
     """Updates until 0.95: bars for the medians, alone and behind an S; a dot for each seed."""
+    ink = plotting.INK, "white", plotting.INK  # on green, blue and purple
     pairs = {"V = SSD(x)": ("I", "SI"), "S then A": ("SA", "SSA"), "A then A": ("AA", "SAA")}
     for system, (name, both) in enumerate(pairs.items()):
         for place, pattern in zip((system, system + 3.5), both, strict=True):
             seeds = sorted(FIRST[pattern])
             ax.bar(place, seeds[2], 0.92, color=plotting.COLORS[(2, 0, 3)[system]])
-            ax.text(place, 15, f"{seeds[2]}\n{name}", ha="center", color="white", fontsize=16)
+            ax.text(place, 15, f"{seeds[2]}\n{name}", ha="center", color=ink[system], fontsize=16)
             dots = [place + 0.12 * (seed - 2) for seed in range(5)]
             ax.plot(dots, seeds, "o", ms=9, color="white", mec=plotting.INK, mew=1.5)
     ax.set_xticks([1, 4.5], ["alone", "behind one more S"], fontsize=20)
