@@ -1281,9 +1281,9 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** *What a model keeps of a text.* With pencil and paper first: how many numbers does a
-# model of our sizes have to keep after reading `length` tokens? An `S` keeps its state, an `I` a
-# key and a value per token and head, an `E` nothing. Write `kept(pattern, length)`.
+# **1 · easy.** *What a model keeps of a text.* How many numbers does a model keep after `length`
+# tokens? Do it for our sizes, with pencil and paper first. An `S` keeps its state, an `I` a key and
+# a value per token and head, an `E` nothing. Write `kept(pattern, length)`.
 
 
 # %% tags=["exercise"]
@@ -1304,8 +1304,8 @@ assert kept("".join(letters), 7) == one_by_one, "a layer that comes twice keeps 
 print("from", next(l for l in range(99) if kept("I", l) > kept("S", l)), "tokens on, I keeps more")
 
 # %% [markdown]
-# **2 · easy.** *The half-life of a write.* A head has $A = -4$, and its tokens have $\Delta =
-# 0.01$. After how many tokens is half of a write left? Write `half_life(A, dt)`; it may return a
+# **2 · easy.** *The half-life of a write.* After how many tokens is half of a write left? A head
+# has $A = -4$, and its tokens have $\Delta = 0.01$. Write `half_life(A, dt)`; it may return a
 # fraction of a token.
 
 
@@ -1326,7 +1326,7 @@ for A, dt in ((-1.0, 0.1), (-4.0, 0.01)):
 print("A = -16, dt = 0.001:", round(half_life(-16, 0.001)), "tokens")
 
 # %% [markdown]
-# **3 · medium.** *A state, one token at a time.* To write with `S`, a model needn't read the text
+# **3 · medium.** *A state, one token at a time.* Take one step of `S` without reading the text
 # again. Write `step(state, x, dt, A, B, C)` for one token of all heads: x (h, p), dt (h,), A (h,),
 # B and C (n,), state (h, p, n). It returns y (h, p) and the new state.
 
@@ -1353,8 +1353,8 @@ for t in range(70):
 check("one token at a time = chunks", torch.stack(one_by_one, 1), ssd(x, dt, A[:, None], B, C)[0])
 
 # %% [markdown]
-# **4 · medium.** *When a state is faster.* Measure on your own machine: how long must a text be
-# before `ssd` is faster than `attention`? Write `seconds(f, repeats)`: the shortest of so many
+# **4 · medium.** *When a state is faster.* How long must a text be before `ssd` is faster than
+# `attention`? Measure it on your own machine. Write `seconds(f, repeats)`: the shortest of so many
 # calls of `f()`, by `clock()`. Then look at the table that the check prints, if you set `LOOK =
 # True`.
 
@@ -1391,10 +1391,10 @@ for l in (256, 1024, 4096) if LOOK else ():
 print("the shortest of three, and of five")
 
 # %% [markdown]
-# **5 · hard.** *The best triples.* With three parts per key, $r^3$ experts need only $3r$ inner
-# products. The staircase has a third axis. Write `best_triples(parts, k)`: the `k` largest of all
-# sums $a_i + b_j + c_m$ of the rows of `parts` (3, r), descending, from no more candidates than the
-# staircase needs.
+# **5 · hard.** *The best triples.* Find the largest sums of three parts without adding up all. With
+# three parts per key, $r^3$ experts need only $3r$ inner products. The staircase has a third axis.
+# Write `best_triples(parts, k)`: the `k` largest of all sums $a_i + b_j + c_m$ of the rows of
+# `parts` (3, r), descending, from no more candidates than the staircase needs.
 
 
 # %% tags=["exercise"]

@@ -894,9 +894,9 @@ assert asked == {*range(3, 17)}
 #
 # ## Exercises
 #
-# **1 · easy.** *Four outputs by hand.* With pencil and paper. Take a system with $\bar A = 0.5$ and
-# $\bar B = C = 1$, and feed it $(1, 2, 0, 3)$. What are the four outputs, and what are the first
-# three entries of the kernel?
+# **1 · easy.** *Four outputs by hand.* What does $\bar A = 0.5$, $\bar B = C = 1$ make of $(1, 2,
+# 0, 3)$? With pencil and paper: what are the four outputs, and what are the first three entries of
+# the kernel?
 #
 # <details><summary>Hint</summary>
 #
@@ -925,11 +925,12 @@ wanted |= {f"K_{i}": entry for i, entry in enumerate(ssm_kernel(half, one, one, 
 check_numbers(mine, wanted)
 
 # %% [markdown]
-# **2 · easy.** *A drug in two places.* A drug drips into the blood at $x(t)$ mg per hour. The state
-# is (mg in the blood, mg in the tissue). Write down $A$ and $B$, and let the package work out both
-# amounts at the end of each hour, for a list of hourly infusion rates. Some of the drug leaves the
-# body, at a rate of `away` times the amount in the blood. Some moves into the tissue, at `out`
-# times the amount in the blood, and some comes back, at `back` times the amount in the tissue.
+# **2 · easy.** *A drug in two places.* How much of a drug is where, hour by hour? The drug drips
+# into the blood at $x(t)$ mg per hour. The state is (mg in the blood, mg in the tissue). Write down
+# $A$ and $B$, and let the package work out both amounts at the end of each hour, for a list of
+# hourly infusion rates. Some of the drug leaves the body, at a rate of `away` times the amount in
+# the blood. Some moves into the tissue, at `out` times the amount in the blood, and some comes
+# back, at `back` times the amount in the tissue.
 #
 # <details><summary>Hint</summary>
 #
@@ -972,11 +973,11 @@ exact = 1.5 * (1 - torch.exp(-2.0 * torch.arange(1.0, 7.0)))
 check("nothing moves to the tissue: 1.5 - 1.5 exp(-2t), exactly", steady[:, 0], exact, tol=1e-5)
 
 # %% [markdown]
-# **3 · medium.** *The bell's missing C.* Train as a convolution, run as a recurrence. Somebody
-# struck a bell once, and you heard the first samples. You know $\bar A$ and $\bar B$, but not $C$.
-# What you heard is a kernel, $C \bar A^t \bar B$, so every sample is one linear equation for $C$
-# (`torch.linalg.lstsq` solves them). Then drop the kernel, step the state, and let the bell ring
-# on.
+# **3 · medium.** *The bell's missing C.* Find $C$ from the first samples of a struck bell. Train as
+# a convolution, run as a recurrence. Somebody struck a bell once, and you heard the first samples.
+# You know $\bar A$ and $\bar B$, but not $C$. What you heard is a kernel, $C \bar A^t \bar B$, so
+# every sample is one linear equation for $C$ (`torch.linalg.lstsq` solves them). Then drop the
+# kernel, step the state, and let the bell ring on.
 #
 # <details><summary>Hint</summary>
 #
@@ -1016,10 +1017,10 @@ for seed, l, ahead in ((70, 40, 100), (71, 64, 30)):
 print("trained as a convolution, run as a recurrence")
 
 # %% [markdown]
-# **4 · medium.** *A scan for the best path.* The scan isn't limited to sums and products. When you
-# search for a best path, the recurrence is $h_t = \max(h_{t-1} + g_t,\; w_t)$: carry on from the
-# best so far and gain $g_t$, or start afresh with $w_t$. Find the pair that two steps in a row
-# make, so that the doubling scan works here too.
+# **4 · medium.** *A scan for the best path.* Make the scan find a best path instead of a sum. The
+# scan isn't limited to sums and products. When you search for a best path, the recurrence is $h_t =
+# \max(h_{t-1} + g_t,\; w_t)$: carry on from the best so far and gain $g_t$, or start afresh with
+# $w_t$. Find the pair that two steps in a row make, so that the doubling scan works here too.
 #
 # <details><summary>Hint</summary>
 #
@@ -1057,12 +1058,12 @@ while reach < 37:
 check("best path by doubling = one by one", w, torch.stack(h[1:]))
 
 # %% [markdown]
-# **5 · hard.** *Selective copying without training.* Build selective copying by hand: choose `dt`,
-# `A`, `B` and `C` for `selective_scan` with one channel. Each token has three numbers: a value, a
-# mark (1 if the value should be kept), and an ask (1 if an answer is wanted). The $i$-th token that
-# asks must return the $i$-th marked value, exactly, for up to `n` of them. Before the $i$-th mark,
-# and at tokens that don't ask, the answer is 0. Call `selective_scan` once, and return what it
-# returns.
+# **5 · hard.** *Selective copying without training.* Choose the `dt`, `A`, `B` and `C` that copy
+# what's marked. So you build selective copying by hand, for `selective_scan` with one channel. Each
+# token has three numbers: a value, a mark (1 if the value should be kept), and an ask (1 if an
+# answer is wanted). The $i$-th token that asks must return the $i$-th marked value, exactly, for up
+# to `n` of them. Before the $i$-th mark, and at tokens that don't ask, the answer is 0. Call
+# `selective_scan` once, and return what it returns.
 #
 # <details><summary>Hint</summary>
 #

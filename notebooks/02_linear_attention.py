@@ -98,8 +98,8 @@ def draw_rule(ax, name, forget):
 # %% [markdown]
 # Picture a memory that files each value under a *key*, a vector. Ask with a key, and you get the
 # values of all keys that resemble it, in proportion. One value is stored, and we're about to write
-# a new one under a second key. The two keys have inner product 0.6, so the second key already
-# returns 0.6 of the old value.
+# a new one under a second key. The keys have inner product 0.6, so the new key already returns 0.6
+# of the old value:
 
 # %% slide_title="Three rules for a key that already returns something" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(13, 3.6))
@@ -124,6 +124,8 @@ plotting.save(
 # %% [markdown]
 # ## 1 · Drop the softmax, move the brackets
 #
+# What does attention compute?
+#
 # Every token has a query $q_t$ and a key $k_t$, both vectors of $n$ numbers, and a value $v_t$ of
 # $p$ numbers. Attention compares the query with all the keys so far, turns the scores into weights
 # that sum to 1, and averages the values with those weights:
@@ -131,12 +133,15 @@ plotting.save(
 # $$o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt n)}
 #   {\sum_{s' \le t} \exp(q_t \cdot k_{s'} / \sqrt n)}\; v_s. \tag{2.1}$$
 
-# %% slide_title="Attention compares the query with all keys so far" slide_figure="02_weights:0"
+# %% slide_title="Attention compares the query with all keys so far"
 l, n, p = 24, 4, 5
 q, k = random(2, l, n, seed=0)
 v = random(l, p, seed=2)
 exponentials = (q @ k.T / math.sqrt(n)).exp().tril()
 shares = exponentials / exponentials.sum(-1, keepdim=True)
+print("query 2 weighs its three keys by", [round(w, 2) for w in shares[2, :3].tolist()])
+
+# %% tags=["guard"]
 built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 check("attention, written out = PyTorch's", shares @ v, built_in)
 
@@ -145,8 +150,8 @@ check("attention, written out = PyTorch's", shares @ v, built_in)
 # softmax in the way. So let's throw it out. "Linear attention is identical to standard attention,
 # but drops the softmax", says L22.
 #
-# Put one token in each row of $Q$, $K$, $V$ and $O$. Let $M$ be the causal mask of ones and zeros
-# (chapter 03's $M$ is another). The $1/\sqrt n$ was only there for the softmax, so it goes too:
+# The $1/\sqrt n$ was only there for the softmax, so it goes too. Put one token in each row of $Q$,
+# $K$, $V$ and $O$, and let $M$ be the causal mask of ones and zeros (chapter 03's $M$ is another):
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
@@ -278,8 +283,8 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 # %% [markdown] slide_title="Each pair stored adds crosstalk" slide_figure="02_interference:0"
 # ## 3 · Crosstalk
 #
-# What happens with many keys? Let linear attention store $l$ pairs under unit keys, and read key
-# $j$:
+# What happens with many keys? Let linear attention store $l$ pairs under unit keys of $n$ numbers,
+# and read key $j$:
 #
 # $$\begin{aligned} S\,k_j ={}& \underbrace{v_j}_{\text{signal}} \\
 #   {}+{}& \underbrace{\sum_{i\ne j} (k_i\cdot k_j)\,v_i}_{\text{crosstalk}}.
@@ -399,8 +404,8 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 #
 # You lose old values: after $\delta$ tokens, $\alpha^\delta$ is left. What do you get in return?
 # Decay cuts the noise more than it cuts recent values. A token of age $i$ now adds noise with mean
-# square $\alpha^{2i}/n$, and $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$. So the noise has
-# a bound, however long the text gets:
+# square $\alpha^{2i}/n$, and $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$. So a value
+# written $\delta$ tokens ago, and the noise in a text of any length, are
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{noise}^2 \;\le\; \frac{1}{n\,(1 - \alpha^2)}.
 #   \tag{2.7}$$
@@ -578,15 +583,15 @@ plotting.show_drawing(
 )
 
 # %% [markdown] slide_title="Longhorn is a delta rule with a small step" slide_figure="02_longhorn"
-# As an equation, this is
+# The new state is close to the old one, and to the new value in what it answers, by $\beta_t$:
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
 # Let $e = v_t - S_t k_t$ be what is still missing after the write. With the gradient at zero,
 # $S_t - S_{t-1} = \beta_t\,e\,k_t^\top$. Multiply by $k_t$: since $S_t k_t = v_t - e$, the left
-# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Divide what was
-# missing by $1 + \beta_t \|k_t\|^2$, and you have $e$. So the minimum is a delta rule with a
-# smaller step:
+# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. So what is left,
+# $e$, is what was missing, divided by $1 + \beta_t \|k_t\|^2$. The minimum is a delta rule with a
+# step $\epsilon_t$ that is smaller than $\beta_t$:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
@@ -627,6 +632,8 @@ plotting.save(
 )
 
 # %% [markdown]
+# Above 2 the delta rule leaves a larger error than it found. Longhorn never does.
+#
 # The published model keeps only the diagonal of the $k k^\top$ that multiplies the old state (lab
 # [02a](labs/02a_five_memories.ipynb)).
 
@@ -927,32 +934,44 @@ assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 # And be fair to the delta rule: this race is about $\beta$. Over random keys, a write takes
 # $\beta/n$ of an old value away on average, so after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$
 # of the value is left. A write also takes $(2\beta - \beta^2)/n$ of the answer's mean square and
-# adds $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root. So the angle between
-# answer and value has the cosine $\sqrt{\beta\,(2 - \beta)}\;(1 - \beta/n)^{\delta}$:
+# adds $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root. So after $\delta$ more
+# tokens the cosine of answer and value is $\sqrt{\beta\,(2 - \beta)}\;(1 - \beta/n)^{\delta}$:
+
+
+# %% tags=["figure"]
+def draw_law(ax, steps, laws):
+    """The cosine by the law against the step, a curve for each age, with a dot at its peak."""
+    told = dict(xlabel="step β (unit keys, n = 32)", ylabel="cosine", legend=None)
+    plotting.lines(ax, steps, laws, **told)
+    for line, law in zip(list(ax.lines), laws.values(), strict=True):
+        ax.plot(steps[law.argmax()], law.max(), "o", ms=13, color=line.get_color())
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), title="dots: the best step")
+
 
 # %% slide_title="Fresh values want a large step, old ones a small one" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 4.2))
 steps = torch.linspace(0.02, 1.9, 100)
 start = (steps * (2 - steps)).sqrt()
 laws = {f"{age} tokens later": start * (1 - steps / 32) ** age for age in (2, 12, 36, 100)}
-plotting.lines(ax, steps, laws, xlabel="step β (unit keys, n = 32)", ylabel="cosine", legend=None)
-ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+draw_law(ax, steps, laws)
 plotting.save(
     fig,
     "02_law",
-    "The cosine of answer and value by the law, against the step, at four ages. After two tokens "
-    "it peaks near a step of 1. The older the value, the lower the peak and the smaller its step: "
-    "near 0.35 after 36 tokens.",
+    "The cosine of answer and value by the law, against the step, at four ages, with a dot at each "
+    "peak. After two tokens it is near a step of 1. The older the value, the lower the peak and "
+    "the smaller its step: near 0.35 after 36 tokens.",
 )
 
 # %% [markdown]
-# With $\beta = 1$ the answer keeps its length and turns away. A smaller step starts further off and
-# turns more slowly. That's Longhorn's whole advantage here: with unit keys it *is* the delta rule
-# with $\beta = \frac12$. With $\beta = \frac14$ one rule finds old and new values. (It does better
-# than the law says, since it hasn't settled after 49 tokens.) (Lab
-# [02a](labs/02a_five_memories.ipynb) trains them.)
+# The older the value, the smaller its best step. With $\beta = 1$ the answer keeps its length and
+# turns away. A smaller step starts further off and turns more slowly. That's Longhorn's whole
+# advantage here: with unit keys it *is* the delta rule with $\beta = \frac12$. With $\beta =
+# \frac14$ one rule finds old and new values. (It does better than the law says, since it hasn't
+# settled after 49 tokens.) (Lab [02a](labs/02a_five_memories.ipynb) trains them.)
 
 # %% tags=["guard"]
+best = [steps[law.argmax()].item() for law in laws.values()]
+assert best == sorted(best, reverse=True) and 0.9 < best[0] < 1 and 0.3 < best[2] < 0.4
 keys, values = unit(40, 512, 64, seed=7), random(40, 512, 128, seed=8)
 for beta in (1.5, 1.0, 0.5, 0.25):
     got = einsum("bpn,bln->blp", store("DeltaNet", keys, values, beta=beta), keys)
@@ -1002,8 +1021,8 @@ for name in RULES:
 # $t$ writes. Then (2.9) is linear attention with $u$ in place of $v$, and $S_t =
 # S_{-1} + \sum_{s \le t} u_s k_s^\top$ (2.14), where $S_{-1}$ is now the state before the chunk.
 #
-# Token $t$ writes $u_t = \beta_t\,(v_t - S_{t-1} k_t)$, and $S_{t-1}$ is $S_{-1}$ and the earlier
-# writes:
+# Token $t$ writes $u_t = \beta_t\,(v_t - S_{t-1} k_t)$, and $S_{t-1}$ is the state before the chunk
+# and the earlier writes:
 #
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
 #
@@ -1112,9 +1131,10 @@ check("the chunk's end", S_before @ product + U_V.T @ k, S_after)
 #
 # ## Exercises
 #
-# **1 · easy.** *One more write by hand.* Use pencil and paper. Section 5 left us with $S k_0 =
-# (0.64, 0.6)$ and $S k_1 = (0, 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under
-# $k_2 = (0, 1)$. What do $k_0$, $k_1$ and $k_2$ return?
+# **1 · easy.** *One more write by hand.* What do $k_0$, $k_1$ and $k_2$ return after a third write?
+# Use pencil and paper. Section 5 left us with $S k_0 = (0.64, 0.6)$ and $S k_1 = (0, 1)$. The delta
+# rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under $k_2 = (0, 1)$. What do $k_0$, $k_1$ and
+# $k_2$ return?
 #
 # <details><summary>Hint</summary>
 #
@@ -1183,10 +1203,10 @@ for l, seed in ((300, 60), (1, 61), (37, 62)):
 print("the parity of 300 bits, by one number; lab 04c follows three cards")
 
 # %% [markdown]
-# **3 · medium.** *A division in one call.* Katharopoulos et al. (2020) apply a positive function
-# $\psi$ to queries and keys and keep the division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s
-# \,/\, \sum_s \psi(q_t) \cdot \psi(k_s)$, with $s \le t$. Compute this with *one* call to
-# `linear_attention`.
+# **3 · medium.** *A division in one call.* Give linear attention its division back, in one call.
+# Katharopoulos et al. (2020) apply a positive function $\psi$ to queries and keys and keep the
+# division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s \,/\, \sum_s \psi(q_t) \cdot \psi(k_s)$,
+# with $s \le t$. Compute this with *one* call to `linear_attention`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1272,9 +1292,9 @@ off = (read[:, None] - o.flatten()).abs().amin(0).max()
 assert off < 1e-9, "a rule is called, but the outputs aren't what it returns"
 
 # %% [markdown]
-# **5 · hard.** *The delta rule in chunks.* Equations 2.16 and 2.17 handle one chunk. Write the
-# delta rule for one head and a text of any length, in torch and in chunks of `size` tokens, without
-# looping over tokens and without using the package.
+# **5 · hard.** *The delta rule in chunks.* Write the delta rule for a text of any length. Equations
+# 2.16 and 2.17 handle one chunk. Go on to many, for one head, in torch and in chunks of `size`
+# tokens, without looping over tokens and without using the package.
 #
 # <details><summary>Hint</summary>
 #

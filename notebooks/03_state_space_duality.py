@@ -1033,9 +1033,9 @@ _ = must_differ("mamba-ssm's kernel, and groups that are tiled", kernel["y"], ti
 #
 # ## Exercises
 #
-# **1 · easy.** *Decays by hand.* Pencil and paper only. Four tokens have decays $\alpha = (0.3,
-# 0.5, 0.2, 0.5)$. Find $L_{30}$, $L_{11}$, and the rank of the block with rows 2 to 3 and columns 0
-# to 1.
+# **1 · easy.** *Decays by hand.* Find $L_{30}$ and $L_{11}$ for the decays $\alpha = (0.3, 0.5,
+# 0.2, 0.5)$. Use pencil and paper only. Find, too, the rank of the block with rows 2 to 3 and
+# columns 0 to 1.
 #
 # <details><summary>Hint</summary>
 #
@@ -1062,10 +1062,10 @@ rank = int(matrix_rank(L[2:, :2]))
 check_numbers(mine, {"L_30": L[3, 0].item(), "L_11": L[1, 1].item(), "the rank": rank})
 
 # %% [markdown]
-# **2 · easy.** *Three forms by the clock.* Time it on your own machine. Write a function that calls
-# another function once to warm up and then five times, and returns the median time of the five,
-# where `clock()` gives the time in seconds. Then time the three forms on `inputs(b=1, l=512, h=4,
-# p=64, n=64)` in float32. Does the form with the fewest FLOPs win?
+# **2 · easy.** *Three forms by the clock.* Does the form with the fewest FLOPs win on your machine?
+# Write a function that calls another function once to warm up and then five times, and returns the
+# median time of the five, where `clock()` gives the time in seconds. Then time the three forms on
+# `inputs(b=1, l=512, h=4, p=64, n=64)` in float32.
 #
 # <details><summary>Hint</summary>
 #
@@ -1098,11 +1098,11 @@ assert seconds(partial(random, 100, seed=0)) > 0, "without a clock, time.perf_co
 print("the median of five calls")
 
 # %% [markdown]
-# **3 · medium.** *A test for SSD.* Write the test that decides whether a function `f(x, z, A, B,
-# C)` is SSD in float64, with the step sizes $\mathrm{softplus}(z)$. It can be wrong in three ways:
-# the sum of section 9, tiled groups, or a missing softplus, as in Ch Listing 2, so that $\Delta$
-# can be negative. Here $z$ (b, l, h) is the raw output of a linear layer. The function takes any
-# length, and may work in chunks of any size up to 64.
+# **3 · medium.** *A test for SSD.* Write the test that decides whether a function is SSD. It gets a
+# function `f(x, z, A, B, C)` in float64, with the step sizes $\mathrm{softplus}(z)$. It can be
+# wrong in three ways: the sum of section 9, tiled groups, or a missing softplus, as in Ch Listing
+# 2, so that $\Delta$ can be negative. Here $z$ (b, l, h) is the raw output of a linear layer. The
+# function takes any length, and may work in chunks of any size up to 64.
 #
 # <details><summary>Hint</summary>
 #
@@ -1155,11 +1155,11 @@ for l_c in (1, 16, 64):
 print("three right forms passed, nine wrong ones refused")
 
 # %% [markdown]
-# **4 · hard.** *SSD by halves.* Write SSD for one head as a function that calls itself on the two
-# halves of the sequence and never forms an $l \times l$ matrix. Return `y` and the final state. The
-# first half doesn't depend on the second. The second half is its own SSD, plus what it reads from
-# the state the first half left behind. A single token is the base case. The check follows the calls
-# of `ssd_halves` itself, so let it do the recursion without a helper.
+# **4 · hard.** *SSD by halves.* Write SSD as a function that calls itself on two halves. It's for
+# one head, halves the sequence, and never forms an $l \times l$ matrix. Return `y` and the final
+# state. The first half doesn't depend on the second. The second half is its own SSD, plus what it
+# reads from the state the first half left behind. A single token is the base case. The check
+# follows the calls of `ssd_halves` itself, so let it do the recursion without a helper.
 #
 # <details><summary>Hint</summary>
 #
@@ -1215,11 +1215,11 @@ finally:
 check("and is made of what those calls return", got, 2 * y[0, :, 0])
 
 # %% [markdown]
-# **5 · hard.** *SSD from the bottom up.* Now work from the bottom up: start with $l$ stretches of
-# one token each, and merge neighbours in as few rounds as you can until a single stretch is left.
-# Return the final state and the number of rounds. All merges of a round should be independent of
-# each other. What does each stretch need to remember, so that you can merge two without going back
-# to their tokens?
+# **5 · hard.** *SSD from the bottom up.* Merge neighbours, from single tokens up, in as few rounds
+# as possible. So start with $l$ stretches of one token each, and go on until a single stretch is
+# left. Return the final state and the number of rounds. All merges of a round should be independent
+# of each other. What does each stretch need to remember, so that you can merge two without going
+# back to their tokens?
 #
 # <details><summary>Hint</summary>
 #

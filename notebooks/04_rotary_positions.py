@@ -924,8 +924,8 @@ for run in by_row["decay", 4, 1]:  # predicted: the first below half of the othe
 #
 # ## Exercises
 #
-# **1 · easy.** *Angles by hand.* Pencil and paper only. For vectors of width 4 and base 16, through
-# what angle does the second pair turn per token? How many tokens does half a turn take? And which
+# **1 · easy.** *Angles by hand.* Through what angle does the second pair turn per token? Pencil and
+# paper only, for vectors of width 4 and base 16. How many tokens does half a turn take? And which
 # test notices a rotation that goes backwards, with $(t - s)\theta$ a quarter turn: (a) one with $q
 # = k$, or (b) one with $q = (1, 0)$, $k = (0, 1)$?
 #
@@ -960,9 +960,9 @@ assert [test.lower().strip("() ")] == noticed, f"test {test} isn't the one that 
 print("and the test that notices")
 
 # %% [markdown]
-# **2 · easy.** *Rotate a part of a vector.* GPT-NeoX rotates only the first `r` coordinates of a
-# vector and leaves the rest alone. Write it with `apply_rope`, treating the first `r` coordinates
-# as a vector of width `r`. Does the theorem still hold? Why?
+# **2 · easy.** *Rotate a part of a vector.* Rotate only the first `r` coordinates of a vector.
+# GPT-NeoX does this, and leaves the rest alone. Write it with `apply_rope`, treating the first `r`
+# coordinates as a vector of width `r`. Does the theorem still hold? Why?
 #
 # <details><summary>Hint</summary>
 #
@@ -998,12 +998,12 @@ check("inner products at these positions and 500 later", products[1], products[0
 print("The theorem holds: a coordinate that is left alone turns by 0 per token.")
 
 # %% [markdown]
-# **3 · medium.** *Cut the middle out of a chat.* A chat gets too long. You keep its beginning with
-# the instructions, drop the middle, and move what follows up. So the cached keys get new positions,
-# and each token moves by an offset of its own. But you've only kept the rotated keys, not the
-# originals. Move them from their old positions to the new ones. (This repairs positions only. In a
-# deep model, keys above the first layer still carry what their tokens read from the part you
-# dropped.)
+# **3 · medium.** *Cut the middle out of a chat.* Move rotated keys to new positions, without the
+# originals. A chat gets too long. You keep its beginning with the instructions, drop the middle,
+# and move what follows up. So the cached keys get new positions, and each token moves by an offset
+# of its own. But you've only kept the rotated keys, not the originals. Move them from their old
+# positions to the new ones. (This repairs positions only. In a deep model, keys above the first
+# layer still carry what their tokens read from the part you dropped.)
 #
 # <details><summary>Hint</summary>
 #
@@ -1040,11 +1040,11 @@ for base in (10_000.0, 100.0):
     check("and the way back, to later positions", back, turned_by(old, base))
 
 # %% [markdown]
-# **4 · medium.** *Clocks that stand still.* Section 7 showed that the clocks run on through a token
-# with $\Delta = 0$. Build clocks that don't. Turn the vectors of token $t$ by the angles $\tau_t
-# \theta$, where $\tau_t = \Delta_0 + \dots + \Delta_t$ is the time that has passed, one $\tau$ per
-# row and head. Then a token with $\Delta = 0$ leaves no trace. What has become of "depends on the
-# distance only"?
+# **4 · medium.** *Clocks that stand still.* Build clocks that stand still where $\Delta = 0$.
+# Section 7 showed that ours run on through such a token. Turn the vectors of token $t$ by the
+# angles $\tau_t \theta$, where $\tau_t = \Delta_0 + \dots + \Delta_t$ is the time that has passed,
+# one $\tau$ per row and head. Then a token with $\Delta = 0$ leaves no trace. What has become of
+# "depends on the distance only"?
 #
 # <details><summary>Hint</summary>
 #
@@ -1086,12 +1086,13 @@ check("a token with Δ = 0 was never there", by_time(x, dt, A, B, C)[:, kept], w
 print("What counts now is the time between two tokens, no longer the number of tokens.")
 
 # %% [markdown]
-# **5 · hard.** *Eight places back and no other.* A reader wants to see the token 8 places back and
-# no other. Look for a query $q$ such that $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$,
-# is as close as possible to 1 at distance 8 and to 0 at all other distances from 0 to 63, in the
-# sum of squares. No entry of $q$ may be larger than 1: some unknowns are almost interchangeable,
-# since the slow pairs barely turn, and with 8 pairs plain least squares returns entries above
-# 10,000. What does the reader see with 8 pairs? And with 32?
+# **5 · hard.** *Eight places back and no other.* Which query sees only the token eight places back?
+# A reader wants to see the token 8 places back and no other. Look for a query $q$ such that
+# $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$, is as close as possible to 1 at distance
+# 8 and to 0 at all other distances from 0 to 63, in the sum of squares. No entry of $q$ may be
+# larger than 1: some unknowns are almost interchangeable, since the slow pairs barely turn, and
+# with 8 pairs plain least squares returns entries above 10,000. What does the reader see with 8
+# pairs? And with 32?
 #
 # <details><summary>Hint</summary>
 #

@@ -72,8 +72,8 @@ plotting.show_drawing(
 #
 # ## 1 · Attention is a weighted read
 #
-# Each token has a query $q_t$, a key $k_s$ and a value $v_s$. The output averages the values, and
-# the better a key matches the query, the more its value counts:
+# Each token has a query, a key and a value of width $p$. The better the key $k_s$ matches the query
+# $q_t$, the more the value $v_s$ counts in the average that is the output:
 #
 # $$y_t = \sum_s w_{ts}\, v_s, \qquad
 #   w_{ts} = \frac{e^{q_t \cdot k_s/\sqrt p}}{\sum_{s'} e^{q_t \cdot k_{s'}/\sqrt p}}. \tag{5.1}$$
@@ -117,7 +117,8 @@ _ = must_differ("without 1/√p", unscaled, y)
 # query $t$ is token $t + n_{\text{keys}} - n_{\text{queries}}$. WM Listings 5 and 6 build the mask
 # without this offset, which is fine for a whole prompt.
 #
-# Put four tokens in a cache and let two new ones read. Which keys do they see without the offset?
+# Put four tokens in a cache and let two new ones read: the offset is 4. Which keys do they see
+# without it?
 
 # %% tags=["aside"]
 q, k, v = random(3, 1, 6, 1, 4, seed=0)  # each (b, l, h, p)
@@ -143,9 +144,11 @@ def draw_reads(ax, weights, title, color):
 
 # %% slide_title="Without the offset, new tokens see only the oldest keys" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 3.2))
-draw_reads(axes[0], no_offset.double(), "without the offset", plotting.COLORS[1])
+draw_reads(axes[0], no_offset.double(), "without the offset of 4", plotting.COLORS[1])
 draw_reads(axes[1], causal_mask(2, 6).double(), "with it", plotting.COLORS[0])
-axes[0].set_ylabel("reader")
+for ax in axes:
+    ax.set_xlabel("key: 0 to 3 in the cache, 4 and 5 new")
+axes[0].set_ylabel("new token")
 plotting.save(
     fig,
     "05_offset",
@@ -222,14 +225,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# Outputs 0 to 4 all move when key 5 does. The zeros come too late: the softmax's denominator
+# Outputs 0 to 4 all move when key 5 does: the zeros come too late. The softmax's denominator
 # already contains the future keys. The mask belongs **before** the softmax, where a forbidden key
 # gets the score $-\infty$. Its weight is then exactly zero, and the rest still sum to one.
 #
 # WM Listing 7 does this: it *adds* a mask of 0 and $-\infty$ to the *scores*. Multiply the
 # *weights* by this mask, and rows 0 to 4 each contain a $-\infty$, which spoils all of their
-# outputs. (Row 5 has only zeros.) Multiply the scores by ones and zeros, and a forbidden key has
-# the score 0, which still gives it a weight.
+# outputs. Multiply the scores by ones and zeros, and a forbidden key has the score 0, which still
+# gives it a weight.
 
 # %% [markdown]
 # ## 3 · Values that compute: V = SSD(x)
@@ -369,11 +372,14 @@ def draw_order(ax, first):
         dots = [place + 0.09 * (seed - 2) for seed in range(5)]
         color = plotting.COLORS[0] if letter == "kv"[first] else plotting.QUIET
         ax.plot(dots, ORDERS[first, letter], "o", ms=11, color=color)
-    ax.set(title=f"value {'before' if first else 'after'} its key", ylim=(0, 1.06))
+    ax.set(
+        title=("c 7: the key of the 7 must know c", "7 c: the value of c must know 7")[first],
+        ylim=(0, 1.06),
+    )
     ax.set_xticks(range(4), ["in q", "in k", "in v", "in none"], fontsize=17)
 
 
-# %% slide_title="Value after its key: k needs the past; before it: v" tags=["figure", "slide"]
+# %% slide_title="The part whose own token tells too little needs the past" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.4))
 draw_order(axes[0], first=False)
 draw_order(axes[1], first=True)
@@ -430,7 +436,7 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # so far.
 #
 # Four questions follow, each with a number: *what was the balance right after
-# this entry?* The model doesn't see the green line.
+# this entry?* The model doesn't see the balances.
 
 
 # %% tags=["setup", "experiment"]
@@ -465,21 +471,33 @@ print("balance", amounts.cumsum(1)[0].tolist(), " (not shown to the model)")
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 assert asked[0, 0] == numbers[0, -1] == 0 and answers[0, 0] == amounts.sum() == -2
 
+
+# %% tags=["figure"]
+def draw_book(ax):
+    """The entries, and below each one the balance after it; filled: asked for."""
+    rows = {"number": numbers[0], "amount": amounts[0], "balance": amounts.cumsum(1)[0]}
+    for y, (name, row) in enumerate(rows.items()):
+        ax.text(-0.7, -y, name, ha="right", va="center", fontsize=20)
+        for place, number in enumerate(row.tolist()):
+            found = y == 2 and bool((numbers[0, place] == asked[0]).any())
+            color = plotting.COLORS[2 if y == 2 else 0]
+            look = dict(boxstyle="round,pad=0.4", fc=color if found else "white", ec=color, lw=2)
+            words = dict(ha="center", va="center", color="white" if found else plotting.INK)
+            ax.text(place, -y, f"{number:+d}" if y else number, fontsize=22, bbox=look, **words)
+    ax.text(7.7, -0.5, "the model\nreads this", va="center", fontsize=18)
+    ax.text(7.7, -2, "filled: asked for", va="center", fontsize=18)
+    ax.set(xlim=(-2, 10.4), ylim=(-2.6, 0.6)), ax.axis("off")
+
+
 # %% slide_title="No entry states the balance after it; a running sum does" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(12, 4.8))
-ax.bar(range(8), amounts[0].tolist(), 0.5, color=plotting.COLORS[4], label="amount, in the entry")
-balance = amounts.cumsum(1)[0].tolist()
-ax.plot(range(8), balance, "o-", color=plotting.COLORS[2], label="balance, in no entry")
-asks = [numbers[0].tolist().index(number) for number in asked[0].tolist()]
-ax.plot(asks, answers[0].tolist(), "o", ms=22, mfc="none", mec=plotting.COLORS[1], label="asked")
-ax.set_xticks(range(8), numbers[0].tolist())
-ax.set(xlabel="number of the entry", ylim=(-3.6, 3.2)), ax.legend(loc="upper right", ncols=3)
+fig, ax = plotting.figure(size=(12.6, 4.2))
+draw_book(ax)
 plotting.save(
     fig,
     "05_book",
-    "Bars of the eight amounts, +1 or -1, in orange, and their running sum in green, which goes "
-    "down to -3 and ends at -2. Red circles mark the balances that are asked for, the last one "
-    "among them.",
+    "A table of eight entries with their numbers and amounts, +1 or -1, which the model reads. "
+    "Below each is the balance after it, in green: it goes down to -3 and ends at -2. Three "
+    "balances that are asked for are filled, the last one among them.",
 )
 
 # %% [markdown]
@@ -620,12 +638,13 @@ plotting.save(
 # %% tags=["figure"]
 def draw_head_start(ax):
     """Updates until 0.95: bars for the medians, alone and behind an S; a dot for each seed."""
+    ink = plotting.INK, "white", plotting.INK  # on green, blue and purple
     pairs = {"V = SSD(x)": ("I", "SI"), "S then A": ("SA", "SSA"), "A then A": ("AA", "SAA")}
     for system, (name, both) in enumerate(pairs.items()):
         for place, pattern in zip((system, system + 3.5), both, strict=True):
             seeds = sorted(FIRST[pattern])
             ax.bar(place, seeds[2], 0.92, color=plotting.COLORS[(2, 0, 3)[system]])
-            ax.text(place, 15, f"{seeds[2]}\n{name}", ha="center", color="white", fontsize=16)
+            ax.text(place, 15, f"{seeds[2]}\n{name}", ha="center", color=ink[system], fontsize=16)
             dots = [place + 0.12 * (seed - 2) for seed in range(5)]
             ax.plot(dots, seeds, "o", ms=9, color="white", mec=plotting.INK, mew=1.5)
     ax.set_xticks([1, 4.5], ["alone", "behind one more S"], fontsize=20)
@@ -716,9 +735,9 @@ assert all(0.74 < end < BY_ENTRY for end in ENDS["A", 32])
 # ## 5 · Values from a table
 #
 # WM puts a table in place of the SSD. With one head, each row $U_j$ is as wide as a token, and has
-# a short key $\kappa_j$ of width $m$. (With $h$ heads, each has its own, as wide as the head.) A
-# token makes a query $W_q x_s$ of the same width and compares it with the keys. The package takes
-# the *two* best rows, weights them, and multiplies the token by their sum, component by component.
+# a short key $\kappa_j$ of width $m$. A token makes a query $W_q x_s$ of the same width and
+# compares it with the keys. The package takes the *two* best rows, weights them, and multiplies the
+# token by their sum, component by component.
 
 # %% tags=["setup"]
 _ = torch.manual_seed(0)
@@ -738,7 +757,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# As an equation, with $j$ over the two best rows (the softmax is ours):
+# As an equation, with rows $U_j$, keys $\kappa_j$ of width $m$, and $j$ over the two best (the
+# softmax is ours):
 #
 # $$v_s = x_s \circ \sum_j \omega_{sj}\, U_j, \qquad
 #   \omega_{sj} = \mathrm{softmax}_j \Big(\frac{\kappa_j \cdot W_q\,x_s}{\sqrt m}\Big). \tag{5.2}$$
@@ -857,9 +877,9 @@ assert few.chosen.max() >= 8
 # %% [markdown] slide_title="A bias on the scores is a shutter for a key" slide_figure="05_head:1"
 # ## 6 · "Do not read me", "forget what came before me"
 #
-# The static mask says who *may* be read. A state-space layer also decides who *should* be. Through
-# its step size $\Delta_t$ in $h_t = e^{\Delta_t A} h_{t-1} + \Delta_t x_t B_t^\top$ (with $A < 0$),
-# a token can say two things. If $\Delta_t$ is small, almost nothing is written: **"do not read
+# The static mask says who *may* be read, a state-space layer also who *should* be. Through
+# $\Delta_t$ in $h_t = e^{\Delta_t A} h_{t-1} + \Delta_t x_t B_t^\top$ (with $A < 0$), a token can
+# say two things. If its step size $\Delta_t$ is small, almost nothing is written: **"do not read
 # me."** If it's large, the state decays: **"forget what came before me."** Can attention say these
 # things too? Let's add a *bias* $\mu$ to the scores:
 #
@@ -871,13 +891,12 @@ assert few.chosen.max() >= 8
 #
 # | | knows | log share $\mu_{ts}$ | learned |
 # |---|---|---|---|
-# | `GateMask` | the place of $s$ | $\log \sigma(g_{\mathrm{pos}(s)})$ | $g$ |
+# | `GateMask` | its place | $\log \mathrm{sigmoid}(g_s)$ | $g_s$ per place |
 # | `ContentMask` | its value | $-a\,\mathrm{softplus}(u\cdot v_s + \nu)$ | $a > 0$, $u$, $\nu$ |
-# | Forgetting Transformer | what came since | $\sum_{r=s+1}^{t} \log f_r$ | $f_r$ |
+# | Forgetting Transformer | what came since | $\sum_{r=s+1}^{t} \log f_r$ | $f_r < 1$ per token |
 #
-# The first is WM's *dynamic mask*, one learned number per place and head, made soft; section 7
-# trains it. If you shift a text, its tokens fall under different gates. The Forgetting Transformer
-# computes a forget gate $f_r < 1$ from each token $r$.
+# The first is WM's *dynamic mask*, made soft (section 7). Shift a text, and its tokens fall under
+# different gates. The Forgetting Transformer computes the gate $f_r$ from token $r$.
 
 # %% tags=["setup"]
 SEEN, STEPS = causal_mask(16, 16), torch.full((16,), 0.1)
@@ -910,10 +929,11 @@ for name, share in shares.items():
     assert before == after if "by place" in name or "by key" in name else after < 0.06 * before
 
 # %% [markdown]
-# Token 4 ($\Delta = 0.005$, a marked value) says "do not read me", token 8 ($\Delta = 3$) "forget
-# what came before me"; the others have $\Delta = 0.1$. We set $A = -1$ and $f_r = e^{-\Delta_r}$.
-# A fourth panel shows SSD: how much is left of a write, in units of an ordinary token's write.
-# Which panels grant token 4 its wish, and which token 8?
+# Token 4 says "do not read me": the orange frame should be white. Token 8 says "forget what came
+# before me": the green frame should be. (Token 4 has $\Delta = 0.005$ and a marked value, token 8
+# has $\Delta = 3$, the others $0.1$. We set $A = -1$ and $f_r = e^{-\Delta_r}$.) The fourth panel
+# is SSD's: what's left of a write, in units of an ordinary token's. Which panels grant token 4 its
+# wish, and which token 8?
 
 
 # %% tags=["figure"]
@@ -926,11 +946,9 @@ def draw_shares(ax, name, share):
     red, green = plotting.COLORS[1], plotting.COLORS[2]
     ax.plot([4, 5, 5, 4, 4], [4, 4, 16, 16, 4], color=red, lw=4, zorder=3)
     ax.plot([0, 8, 8, 0, 0], [8, 8, 16, 16, 8], color=green, lw=4)
-    wish = {"content": ("token 4:\ndo not read me", red, 3.4)}
-    wish["forgetting"] = "token 8: forget\nwhat came\nbefore me", green, 6.2
-    if name in wish:
-        words, color, y = wish[name]
-        ax.text(16, y, words, color=color, fontsize=17, ha="right")
+    granted = {"gate": "grants\nneither", "content": "token 4's", "forgetting": "token 8's"}
+    color = {"content": red, "forgetting": green}.get(name, plotting.INK)
+    ax.text(16, 3.4, granted.get(name, "both"), color=color, fontsize=19, ha="right")
 
 
 # %% slide_title="Only SSD grants both wishes, with one step size for both" tags=["figure"]
@@ -943,8 +961,8 @@ plotting.save(
     fig,
     "05_shares",
     "Share of each key that is left, dark for 1, for every reader and key up to the diagonal, in "
-    "four panels. A red frame marks column 4, a green one the keys before 8 for readers from 8 on. "
-    "Gate: columns of one colour each, at random. Content: all dark but column 4. Forgetting: rows "
+    "four panels. An orange frame marks column 4, a green one the keys before 8 for readers from 8 "
+    "on. Gate: columns of one colour. Content: all dark but column 4. Forgetting: rows "
     "that fade to the left, and the green frame is almost white. SSD: both frames are, and column "
     "8 is off the scale, with a share of 30 at its top.",
 )
@@ -952,10 +970,10 @@ plotting.save(
 # %% [markdown]
 # The content mask grants the first wish (column 4), forgetting the second, and SSD both. Its log
 # share is $\log\Delta_s + A \sum_{r=s+1}^{t}\Delta_r$: one step size for both wishes, so token 8 is
-# also written with a large weight. The gate does neither: it doesn't see the tokens.
+# also written with a large weight. The gate sees no tokens.
 #
-# In the first two panels every reader gets the same share of a key. Is that why these masks can't
-# forget? No: behind the softmax, it's the same with the Forgetting Transformer.
+# In the first two panels all readers get the same share of a key. Is that why they can't forget?
+# No: behind the softmax, it's the same with the Forgetting Transformer.
 #
 # With $c_t = \sum_{r \le t} \log f_r$, the Forgetting Transformer's bias is $\mu_{ts} = c_t - c_s$.
 # The same $c_t$ is added to a whole row of scores, so it cancels in the softmax. **All that's left
@@ -993,11 +1011,11 @@ plotting.save(
 # way to change the ratio of the weights of keys 1 and 10.
 #
 # A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$, one component of the value can carry the
-# running sum $-c_s$. Can the mask pass it on, through its softplus? Softplus bends only near 0, so
-# push its argument far to the right, by $\nu = 40$. (In our text, $-c_s$ stays below 5.) There it's
-# a straight line. With $a = 1$, and $u = -1$ on that component, the bias
-# $-\mathrm{softplus}(c_s + 40)$ is about $-c_s - 40$, and the constant cancels in the softmax. So a
-# content mask can forget. (We haven't trained one.)
+# running sum $-c_s$. Can it get through the softplus? Softplus bends only near 0, so push its
+# argument far to the right, by $\nu = 40$, where it's a straight line. (In our text, $-c_s$ stays
+# below 5.) With $a = 1$, and $u = -1$ on that component, the bias $-\mathrm{softplus}(c_s + 40)$ is
+# about $-c_s - 40$, and the constant cancels in the softmax. So a content mask can forget. (We
+# haven't trained one.)
 
 # %% tags=["guard"]
 assert 0.9 < by_key[0] < 0.91 and by_key[4] < 0.03 and by_place[4] > 0.99
@@ -1292,7 +1310,7 @@ layer.mask = mask
 mask.gate.data[:, 1:16:2] = 0.0
 _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], unmasked)
 
-# %% [markdown] slide_title="Values can compute, and masks learn where they have a slope"
+# %% [markdown] slide_title="Values can compute; masks learn on a slope" slide_figure="05_head"
 # ## Summary
 #
 # - The static mask comes before the softmax, with an offset if there is a cache.
@@ -1308,9 +1326,9 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # %% [markdown]
 # ## Exercises
 #
-# **1 · easy.** *Reading the average.* For which queries does attention over all keys return the
-# plain mean of the values? Write `indifferent` so that `naive_attention` returns the mean for any
-# keys.
+# **1 · easy.** *Reading the average.* For which queries does attention return the mean of all
+# values? Write `indifferent` so that `naive_attention`, which may read all keys here, returns the
+# plain mean for any keys.
 #
 # <details><summary>Hint</summary>
 #
@@ -1339,8 +1357,9 @@ check("indifferent = mean", naive_attention(q, k, v, allowed=everyone), mean)
 _ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), mean)
 
 # %% [markdown]
-# **2 · easy.** *A sliding window.* Write a mask that lets each query read its own token and the
-# `width - 1` tokens before it, with a cache too (more keys than queries).
+# **2 · easy.** *A sliding window.* Let each query read only the last `width` tokens. Write a mask
+# that lets each query read its own token and the `width - 1` tokens before it, with a cache too
+# (more keys than queries).
 #
 # <details><summary>Hint</summary>
 #
@@ -1376,9 +1395,9 @@ for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4
     print(f"{name}: right")
 
 # %% [markdown]
-# **3 · medium.** *ALiBi as a bias on the keys.* ALiBi adds $-\text{slope} \cdot (t - s)$ to the
-# scores. Start on paper: find ALiBi in the table of section 6. What is each letter here, and what
-# part of it does the softmax never see? Then write ALiBi as a bias on the keys alone.
+# **3 · medium.** *ALiBi as a bias on the keys.* Write ALiBi as a bias on the keys alone. ALiBi adds
+# $-\text{slope} \cdot (t - s)$ to the scores. Start on paper: find ALiBi in the table of section 6.
+# What is each letter here, and what part of it does the softmax never see?
 #
 # <details><summary>Hint</summary>
 #
@@ -1410,9 +1429,10 @@ for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
     check(f"ALiBi of {l} tokens, slope {slope}", on_keys, by_distance)
 
 # %% [markdown]
-# **4 · medium.** *A gate that is 0 or 1.* The gradient of rounding is 0. The *straight-through*
-# trick gets around that. Write a gate that is, going forward, 1 where the logit is positive and 0
-# elsewhere, but going backward has the gradient of the sigmoid (torch's `detach` stops a gradient).
+# **4 · medium.** *A gate that is 0 or 1.* Give a gate of 0 or 1 the gradient of the sigmoid. The
+# gradient of rounding is 0. The *straight-through* trick gets around that. Write a gate that is,
+# going forward, 1 where the logit is positive and 0 elsewhere, but going backward has the gradient
+# of the sigmoid (torch's `detach` stops a gradient).
 #
 # <details><summary>Hint</summary>
 #
@@ -1442,9 +1462,9 @@ check("gradient of the sigmoid", gradient, 3 * soft * (1 - soft))
 _ = must_differ("the gradient of a rounded sigmoid, which is 0", by_rounding, gradient)
 
 # %% [markdown]
-# **5 · hard.** *The account book by hand.* Without training, choose values, keys and queries so
-# that `naive_attention` over a running sum returns the balance right after the entry you ask for.
-# Why can S then A do the same?
+# **5 · hard.** *The account book by hand.* Look up past balances with attention that you set by
+# hand. Without training, choose values, keys and queries so that `naive_attention` over a running
+# sum returns the balance right after the entry you ask for. Why can S then A do the same?
 #
 # <details><summary>Hint</summary>
 #

@@ -1227,9 +1227,10 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 # %% [markdown]
 # ## Exercises
 #
-# **1 · easy.** *What two routers cost.* Use pencil and paper. There are $e = r^2$ experts, tokens
-# have width $d$, and half queries have width $m$. How many parameters does a router matrix have?
-# What about a product-key router with one head, counting its map to the queries?
+# **1 · easy.** *What two routers cost.* How many parameters do a router matrix and product keys
+# need? Use pencil and paper. There are $e = r^2$ experts, tokens have width $d$, and half queries
+# have width $m$. How many parameters does a router matrix have? What about a product-key router
+# with one head, counting its map to the queries?
 #
 # <details><summary>Hint</summary>
 #
@@ -1259,8 +1260,8 @@ for d, m, r in ((64, 16, 16), (96, 8, 32), (10, 3, 5)):
     check_numbers(mine, {f"the matrix {case}": matrix, f"product keys {case}": keys})
 
 # %% [markdown]
-# **2 · easy.** *Experts without a token.* A router with random scores and $k = 1$ sends $n$ tokens
-# to $e$ experts. How many experts get no token, on average?
+# **2 · easy.** *Experts without a token.* How many experts get no token, on average? A router with
+# random scores and $k = 1$ sends $n$ tokens to $e$ experts.
 #
 # <details><summary>Hint</summary>
 #
@@ -1292,11 +1293,11 @@ check_numbers(mine, {"n = 512, e = 256, up to chance": unused}, tol=0.02)
 print(f"512 tokens, 256 experts: {float(mine):.1f} unused")
 
 # %% [markdown]
-# **3 · medium.** *No rows gathered.* Write a function that computes equation 6.5 for one head
-# without gathering rows. Use `F.embedding_bag` and `torch.autograd.grad` (§7), but nothing from the
-# package. Then measure your own machine: time your function against `table[rows]` with two
-# `einsum`s, for 512 tokens with 16 neurons each, $d = 256$, and tables of 256 to 65,536 rows. Where
-# is the ratio largest?
+# **3 · medium.** *No rows gathered.* Compute PEER's output without gathering rows of its tables.
+# Write a function that does it, by equation 6.5 and for one head. Use `F.embedding_bag` and
+# `torch.autograd.grad` (§7), but nothing from the package. Then measure your own machine: time your
+# function against `table[rows]` with two `einsum`s, for 512 tokens with 16 neurons each, $d = 256$,
+# and tables of 256 to 65,536 rows. Where is the ratio largest?
 #
 # <details><summary>Hint</summary>
 #
@@ -1345,7 +1346,7 @@ assert made.taken < 40 * 7 * 24, "your answer gathers a row for each token and n
 assert made.entries <= 99 * 24, f"a tensor of {made.entries} entries; a table has {99 * 24}"
 
 # %% [markdown]
-# **4 · medium.** *The best of three lists.* Find the $k$ best sums of *three* sorted lists, using
+# **4 · medium.** *The best of three lists.* Find the $k$ best sums of *three* sorted lists. Use
 # ranks as in §6. Don't form any sum that the ranks rule out, and don't form all sums of two lists
 # either.
 #
@@ -1391,11 +1392,11 @@ for lists in (drawn, two.expand(3, -1), three.expand(3, -1), *turned):
 print(f"the {k} best of {everything.numel():,} sums: {candidates} candidates")
 
 # %% [markdown]
-# **5 · hard.** *An MLP becomes a PEER.* Turn a dense MLP $\mathrm{SiLU}(xW)\,W_2$ with $r^2$
-# neurons into a `PEER` with one head that uses *all* of them and gives the same output. What are
-# the gates if all scores are equal, and how can `up` make up for that? Set `keys`, `down` and `up`
-# of a `PEER`; the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f).
-# (`PEER` also accepts $k > r$: it then keeps the min($k$, $r$) best of each half.)
+# **5 · hard.** *An MLP becomes a PEER.* Turn a dense MLP into a `PEER` with the same output. The
+# MLP is $\mathrm{SiLU}(xW)\,W_2$ with $r^2$ neurons, and the `PEER` has one head that uses *all* of
+# them. What are the gates if all scores are equal, and how can `up` make up for that? Set `keys`,
+# `down` and `up` of a `PEER`; the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d)
+# and (d, f). (`PEER` also accepts $k > r$: it then keeps the min($k$, $r$) best of each half.)
 #
 # <details><summary>Hint</summary>
 #

@@ -1102,10 +1102,10 @@ plotting.save(
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** *Nemotron-H as a string.* Nemotron-H consists mostly of Mamba-2 layers and MLPs,
-# with only a few attention layers. Write the pattern of such a hybrid: `pairs` pairs, all SM except
-# numbers `every`, 2 · `every`, … (counted from 1), which are AM. What share of the keys and values
-# of AM, AM, … remains?
+# **1 · easy.** *Nemotron-H as a string.* Write Nemotron-H's pattern of layers as a string.
+# Nemotron-H consists mostly of Mamba-2 layers and MLPs, with only a few attention layers. Write the
+# pattern of such a hybrid: `pairs` pairs, all SM except numbers `every`, 2 · `every`, … (counted
+# from 1), which are AM. What share of the keys and values of AM, AM, … remains?
 #
 # <details><summary>Hint</summary>
 #
@@ -1138,10 +1138,10 @@ mine, all_of_it = (cache_bytes(ModelConfig(p), 1000) for p in (hybrid(12, 4), "A
 print(f"12 pairs, every 4th: {mine.keys_values / all_of_it.keys_values:.0%} of the keys and values")
 
 # %% [markdown]
-# **2 · easy.** *Where keys and values outweigh states.* At what context length does the cache of
-# Cheems-320M begin to hold more bytes in keys and values than in states? Write `crossing(config)`:
-# the smallest such number of tokens, without a loop over contexts. (`cache_bytes(config, n)` has
-# `keys_values` and `states`, in bytes.)
+# **2 · easy.** *Where keys and values outweigh states.* At what context length do keys and values
+# outweigh states? That is, from where on does the cache of Cheems-320M hold more bytes in keys and
+# values? Write `crossing(config)`: the smallest such number of tokens, without a loop over
+# contexts. (`cache_bytes(config, n)` has `keys_values` and `states`, in bytes.)
 #
 # <details><summary>Hint</summary>
 #
@@ -1174,10 +1174,10 @@ for name in ("cheems-320m", "jamba-283m", "otce-tiny", "otce-1b"):
     print(f"{name}: from {found} tokens on")
 
 # %% [markdown]
-# **3 · medium.** *The width that makes the size.* In the presets of WM Table 7, the feed-forward
-# width $f$ brings each model to the size in its name. Find that width. By section 5, the number of
-# parameters is linear in $f$, so two counts are enough. `replace(config, d_ff=…)` changes a
-# configuration.
+# **3 · medium.** *The width that makes the size.* Which feed-forward width brings a model to its
+# named size? In the presets of WM Table 7, the feed-forward width $f$ brings each model to the size
+# in its name. Find that width. By section 5, the number of parameters is linear in $f$, so two
+# counts are enough. `replace(config, d_ff=…)` changes a configuration.
 #
 # <details><summary>Hint</summary>
 #
@@ -1217,11 +1217,11 @@ for name, goal in goals.items():
     assert abs(mine - config.d_ff) <= 32, f"{name}: {mine} is far from the preset's width"
 
 # %% [markdown]
-# **4 · medium.** *Rows of a cache.* Write a function that selects rows of a cache, for any model,
-# padded or not. (*Beam search* keeps the best few texts so far: at each step it drops some and
-# continues others twice.) Our caches have one row per text, so you can select rows as you do in any
-# tensor. Section 7 prints their fields. Some may be None. The cache of a model is a named tuple,
-# too: a tuple of its layers' caches, `n_tokens`, and the pattern, a string.
+# **4 · medium.** *Rows of a cache.* Write a function that selects rows of a cache. It's for any
+# model, padded or not. (*Beam search* keeps the best few texts so far: at each step it drops some
+# and continues others twice.) Our caches have one row per text, so you can select rows as you do in
+# any tensor. Section 7 prints their fields. Some may be None. The cache of a model is a named
+# tuple, too: a tuple of its layers' caches, `n_tokens`, and the pattern, a string.
 #
 # <details><summary>Hint</summary>
 #
@@ -1264,12 +1264,13 @@ for name, rows in (("jamba-tiny", [2, 0, 0, 1]), ("cheems-v1-tiny", [1, 2, 1, 0]
                 assert same, f"{name}: `{field}` doesn't have the rows {rows}"
 
 # %% [markdown]
-# **5 · hard.** *Speculative decoding.* Write *speculative decoding* for greedy choice: the ids must
-# equal those of `generate(large, prompt, n, Sampling(temperature=0))`. A small model guesses
-# several ids, and the large model judges them all in one call: its logits tell what it would have
-# chosen after each guess. Keep the guesses up to the first that it would not have chosen, and
-# replace that one by its choice. If all were right, add its choice after the last. So every call
-# yields at least one id. The check guesses with `noisy` copies of the large model.
+# **5 · hard.** *Speculative decoding.* Let a small model guess, and the large one judge. Write
+# *speculative decoding* for greedy choice: the ids must equal those of `generate(large, prompt, n,
+# Sampling(temperature=0))`. A small model guesses several ids, and the large model judges them all
+# in one call: its logits tell what it would have chosen after each guess. Keep the guesses up to
+# the first that it would not have chosen, and replace that one by its choice. If all were right,
+# add its choice after the last. So every call yields at least one id. The check guesses with
+# `noisy` copies of the large model.
 #
 # <details><summary>Hint</summary>
 #

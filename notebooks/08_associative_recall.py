@@ -1247,10 +1247,10 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** *Three guessers.* What share of the answers do three guessers get right, for
-# `n_pairs` pairs and `n_values` values in all? (Pencil and paper first.) The first only knows which
-# ids are values. The second names one of this row's values. For the third, suppose rows did show
-# the right value after each query. It crosses those off and names one of the others. Each key
+# **1 · easy.** *Three guessers.* What share of the answers do three guessers get right? There are
+# `n_pairs` pairs, and `n_values` values in all. (Pencil and paper first.) The first only knows
+# which ids are values. The second names one of this row's values. For the third, suppose rows did
+# show the right value after each query. It crosses those off and names one of the others. Each key
 # appears once as a query.
 #
 # <details><summary>Hint</summary>
@@ -1296,10 +1296,10 @@ for n_pairs in (1, 2, 7, 11, 16):
 print(f"three lines to beat with 16 pairs: {some:.3f} {of_row:.3f} {left:.3f}")
 
 # %% [markdown]
-# **2 · easy.** *The pairs that a state holds.* How many pairs does a state of width $n$ hold, if
-# the mean squared error can be at most `error` of the value's own square? Give two answers: with
-# random keys of length one, and the most that any keys at any scale allow, by $1 - n/u$ (for an
-# error below 1).
+# **2 · easy.** *The pairs that a state holds.* How many pairs does a state of width $n$ hold? The
+# mean squared error can be at most `error` of the value's own square. Give two answers: with random
+# keys of length one, and the most that any keys at any scale allow, by $1 - n/u$ (for an error
+# below 1).
 #
 # <details><summary>Hint</summary>
 #
@@ -1333,11 +1333,12 @@ for n, error in ((64, 0.25), (128, 0.5), (64, 0.4), (64, 0.9), (100, 0.29)):
 ASK = 0  # the id in front of a key that is asked for
 
 # %% [markdown]
-# **3 · medium.** *The value before the key.* In section 3 a value comes after its key. Build a
-# model by hand for the other order: value, key, value, key, and so on. A question is the id `ASK`
-# and then a key, and at that key the model should answer with the value *before* the key's first
-# place. Other questions may come before it, even about the same key. Start from
-# `by_hand()`, whose shift you can keep, and set the look-up of the second layer anew.
+# **3 · medium.** *The value before the key.* Set a recall model by hand, with values *before* their
+# keys. In section 3 a value comes after its key. Build a model by hand for the other order: value,
+# key, value, key, and so on. A question is the id `ASK` and then a key, and at that key the model
+# should answer with the value *before* the key's first place. Other questions may come before it,
+# even about the same key. Start from `by_hand()`, whose shift you can keep, and set the look-up of
+# the second layer anew.
 #
 # <details><summary>Hint</summary>
 #
@@ -1380,9 +1381,9 @@ for seed, pairs in enumerate((3, 10, 24, 31, 31)):
     print(f"{pairs} pairs: {len(asked)} questions answered")
 
 # %% [markdown]
-# **4 · medium.** *The last value of a key.* Recall the *last* value of each key with `delta_rule`,
-# when some keys occur several times. The sum of writes in (8.1) returns all values of a key; the
-# delta rule of chapter 02 replaces the old one.
+# **4 · medium.** *The last value of a key.* Recall the *last* value of each key with `delta_rule`.
+# Some keys occur several times. The sum of writes in (8.1) returns all values of a key; the delta
+# rule of chapter 02 replaces the old one.
 #
 # <details><summary>Hint</summary>
 #
@@ -1423,11 +1424,12 @@ mine = last_values(near, drawn[:6], near)
 check("keys that are not orthogonal: all of them", mine, near @ state.T)
 
 # %% [markdown]
-# **5 · hard.** *Write only what follows a key.* Choose `dt` so that section 4's state writes a
-# value that comes after a key, and nothing else. Then use (8.2) to predict the mean squared error
-# of the answers from `dt`, before you measure it. Now the keys are random, of $n$ numbers, so every
-# pair you write adds to the error. Ids from `IDS // 2` on are values, `asked` marks the queries,
-# and a query reads what has been written up to its place.
+# **5 · hard.** *Write only what follows a key.* Choose `dt` so that a state writes only what
+# follows a key. The state is section 4's: it writes a value that comes after a key, and nothing
+# else. Then use (8.2) to predict the mean squared error of the answers from `dt`, before you
+# measure it. Now the keys are random, of $n$ numbers, so every pair you write adds to the error.
+# Ids from `IDS // 2` on are values, `asked` marks the queries, and a query reads what has been
+# written up to its place.
 #
 # <details><summary>Hint</summary>
 #

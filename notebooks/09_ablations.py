@@ -1329,8 +1329,9 @@ assert thick_only == ["OTCE for Jamba (Ch 1)"]
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** *An interval from pairs.* You have trained two models with the same seeds. Return
-# the mean of the differences (losses minus baseline) and the half width of (9.1), with `student_t`.
+# **1 · easy.** *An interval from pairs.* How far apart are two models trained with the same seeds?
+# Return the mean of the differences (losses minus baseline) and the half width of (9.1), with
+# `student_t`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1403,10 +1404,11 @@ assert 0.55 < mostly < 0.65
 print(f"one standard deviation: 7 seeds make the interval, but detect it {mostly:.0%} of the time")
 
 # %% [markdown]
-# **3 · medium.** *The best of k against one.* A table reports the best of $k$ runs for one model
-# and a single run for another. Both are the same model, and losses are normal with standard
-# deviation 1. Return both: how far apart the two numbers are on average, and how often the best of
-# $k$ is lower. Derive it, or simulate with at least 100,000 draws. An error of 0.02 is fine.
+# **3 · medium.** *The best of k against one.* How far does the best of $k$ runs beat one run? A
+# table reports the best of $k$ runs for one model and a single run for another. Both are the same
+# model, and losses are normal with standard deviation 1. Return both: how far apart the two numbers
+# are on average, and how often the best of $k$ is lower. Derive it, or simulate with at least
+# 100,000 draws. An error of 0.02 is fine.
 #
 # <details><summary>Hint</summary>
 #
@@ -1439,10 +1441,10 @@ for k, mean in ((1, 0), (2, -0.5642), (3, -0.8463), (5, -1.163), (10, -1.5388), 
 print("the best of three beats the same model in three comparisons of four")
 
 # %% [markdown]
-# **4 · medium.** *Flip the signs.* Here is a test without normal losses. With equally good models,
-# each paired difference could as well have had the other sign. Flip the signs in all $2^n$ ways,
-# and return the share of ways whose mean is at least as far from zero as yours (up to rounding,
-# $10^{-12}$). With pencil and paper: how small a p-value can three seeds reach?
+# **4 · medium.** *Flip the signs.* Test a difference without assuming normal losses. With equally
+# good models, each paired difference could as well have had the other sign. Flip the signs in all
+# $2^n$ ways, and return the share of ways whose mean is at least as far from zero as yours (up to
+# rounding, $10^{-12}$). With pencil and paper: how small a p-value can three seeds reach?
 #
 # <details><summary>Hint</summary>
 #

@@ -1451,9 +1451,9 @@ for kind in ("training", "evaluation"):
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** *Operations per byte.* How many operations per byte are there in multiplying an $(m,
-# k)$ matrix by a $(k, n)$ matrix? Use pencil and paper. A number takes `itemsize` bytes, and each
-# matrix moves once.
+# **1 · easy.** *Operations per byte.* How many operations per byte has a product of two matrices?
+# Use pencil and paper, for an $(m, k)$ matrix times a $(k, n)$ matrix. A number takes `itemsize`
+# bytes, and each matrix moves once.
 #
 # <details><summary>Hint</summary>
 #
@@ -1487,7 +1487,7 @@ print("in 16 bits, one token has one operation per byte: generating waits for me
 
 # %% [markdown]
 # **2 · medium.** *The slowest of four sums.* Which of four sums is the slowest per byte on your
-# machine: two tensors of 16 MiB, or of 64 MiB, with `torch.add(a, b)`, or with `torch.add(a, b,
+# machine? Add two tensors of 16 MiB, or of 64 MiB, with `torch.add(a, b)`, or with `torch.add(a, b,
 # out=c)` into memory that you allocated before? Write `rate` to find out: call a function once to
 # warm up, then seven times, and divide `moved` bytes by the median time (`clock()` returns
 # seconds). Which sentence of section 4 explains what you see?
@@ -1526,11 +1526,11 @@ assert rate(partial(torch.add, torch.ones(2**20), 1.0), 8 * 2**20) > 0
 print("measured: seven calls, and their median. Now the four sums")
 
 # %% [markdown]
-# **3 · medium.** *What a fused kernel moves.* Return the bytes that a chain of operators moves as
-# one *fused* kernel, and the bytes that it moves one by one. A fused kernel reads each input from
-# outside once, and writes each result that is needed afterwards once. `chain` lists operators as
-# (names read, name written), `sizes` gives bytes by name, and `needed` has the names that are read
-# afterwards.
+# **3 · medium.** *What a fused kernel moves.* How many bytes does fusing a chain of operators save?
+# Return the bytes that a chain of operators moves as one *fused* kernel, and the bytes that it
+# moves one by one. A fused kernel reads each input from outside once, and writes each result that
+# is needed afterwards once. `chain` lists operators as (names read, name written), `sizes` gives
+# bytes by name, and `needed` has the names that are read afterwards.
 #
 # <details><summary>Hint</summary>
 #
@@ -1574,12 +1574,12 @@ check_numbers(fused_and_not(its_chain, of_pair, ["y"]), {"section 3, fused": 0, 
 print("section 3's chain: thirteen numbers per pair as operators, none as one kernel")
 
 # %% [markdown]
-# **4 · hard.** *SSD's gradient, by SSD.* The gradient of SSD is SSD, so the kernels can be trained
-# without a new one. For one head, `scan(v, w, a, k, r)` returns $\sum_{s \le t}
-# e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\, w_s v_s$ for every token $t$: $y$ is
-# `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient of a loss with respect to $y$. Which
-# run of `scan` returns $dC$, the gradient with respect to $C$? And which returns that of
-# $V = \Delta x$?
+# **4 · hard.** *SSD's gradient, by SSD.* Compute SSD's gradient by running SSD. Its gradient is SSD
+# again, so the kernels can be trained without a new one. For one head, `scan(v, w, a, k, r)`
+# returns $\sum_{s \le t} e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\, w_s v_s$ for every token $t$:
+# $y$ is `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient of a loss with respect to $y$.
+# Which run of `scan` returns $dC$, the gradient with respect to $C$? And which returns that of $V =
+# \Delta x$?
 #
 # <details><summary>Hint</summary>
 #
@@ -1641,7 +1641,7 @@ check("dV is what scan returns", got_V, 2 * dV)
 print("the gradient of SSD is SSD")
 
 # %% [markdown]
-# **5 · hard.** *SSD as one kernel.* Write SSD as *one* kernel: a program for each head goes through
+# **5 · hard.** *SSD as one kernel.* Write SSD as *one* kernel. A program for each head goes through
 # the chunks in order and keeps the state to itself, so no state moves. Use `load`, `store` and
 # `tile`. The program isn't bound to tiles of 16: let it take all $n$ and $p$ at once. A head loads
 # $l\,(p + 2n + 2)$ numbers and stores $l\,p$. Start from a state of zeros. (This moves less, but

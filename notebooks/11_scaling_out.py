@@ -1129,8 +1129,8 @@ plotting.show_drawing(
 #
 # ## Exercises
 #
-# **1 · easy.** *The positions of a rank.* Every rank knows how long all the slices are. What
-# positions do its own tokens have?
+# **1 · easy.** *The positions of a rank.* What positions do a rank's own tokens have? Every rank
+# knows how long all the slices are.
 #
 # <details><summary>Hint</summary>
 #
@@ -1157,10 +1157,11 @@ for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
     check(f"slices of {lengths}", torch.cat(found), as_tensor(range(sum(lengths))))
 
 # %% [markdown]
-# **2 · easy.** *When a state is the smaller message.* With pencil and paper: suppose a delta rule
-# hands over the $M$ and $W$ of every head (section 3), all in four-byte numbers. How many tokens
-# must a rank have before that's less than the keys and values of attention? Write $l^*$ as in
-# (11.7), for $g$ heads of keys and $s$ bytes. If $p = n$, it should be about twice that of SSD.
+# **2 · easy.** *When a state is the smaller message.* From what length on is a state the smaller
+# message? With pencil and paper: suppose a delta rule hands over the $M$ and $W$ of every head
+# (section 3), all in four-byte numbers. How many tokens must a rank have before that's less than
+# the keys and values of attention? Write $l^*$ as in (11.7), for $g$ heads of keys and $s$ bytes.
+# If $p = n$, it should be about twice that of SSD.
 #
 # <details><summary>Hint</summary>
 #
@@ -1190,9 +1191,10 @@ for h, p, n, g, size in ((1, 8, 8, 1, 4), (32, 64, 128, 8, 2), (4, 128, 16, 4, 4
     check_numbers(delta_crossing(h, p, n, g, size), {case: even})
 
 # %% [markdown]
-# **3 · medium.** *The halo.* Every rank sends the last `count` tokens of its slice, or
-# everything it has if that's fewer. From the tails of all ranks, piece together the `count` tokens
-# before slice `rank`, with zeros where the text hasn't begun yet.
+# **3 · medium.** *The halo.* Piece together the `count` tokens before a rank's slice. Every rank
+# sends the last `count` tokens of its slice, or everything it has if that's fewer. From the tails
+# of all ranks, piece together the `count` tokens before slice `rank`, with zeros where the text
+# hasn't begun yet.
 #
 # <details><summary>Hint</summary>
 #
@@ -1230,11 +1232,12 @@ for count, cut in (
     check(f"slices of {cut}: one convolution", torch.cat(pieces, 1), whole)
 
 # %% [markdown]
-# **4 · medium.** *Two deadlocks.* Change the loss below so that every rank enters `gather` once
-# forward and once backward, but leave its value alone. It hangs in two ways. A rank without tokens
-# returns before the gather, so the others wait. And even if every rank has tokens, only the last
-# rank's loss depends on what was gathered, so that rank waits in the backward pass. Here `gather`
-# takes a pair as a tensor and returns one tensor of all pairs.
+# **4 · medium.** *Two deadlocks.* Change a loss so that no rank waits forever. Change the loss
+# below so that every rank enters `gather` once forward and once backward, but leave its value
+# alone. It hangs in two ways. A rank without tokens returns before the gather, so the others wait.
+# And even if every rank has tokens, only the last rank's loss depends on what was gathered, so that
+# rank waits in the backward pass. Here `gather` takes a pair as a tensor and returns one tensor of
+# all pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -1295,11 +1298,11 @@ for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0), (5, 3)):
     print(f"slices of {lengths}: every rank enters twice")
 
 # %% [markdown]
-# **5 · hard.** *The backward pass.* For one head, slice $i$ receives the state $S_i$, with $S_0 =
-# 0$ and $S_{i+1} = a_i S_i + W_i$. Rank $i$ knows how its own loss changes with the state it
-# received, $G_i = \partial \text{loss}_i / \partial S_i$. How does the sum of all losses change
-# with each $a_i$ and each $W_i$? Work it out without autograd, in one loop up the ranks and one
-# back down.
+# **5 · hard.** *The backward pass.* Work out the gradients across ranks without autograd. For one
+# head, slice $i$ receives the state $S_i$, with $S_0 = 0$ and $S_{i+1} = a_i S_i + W_i$. Rank $i$
+# knows how its own loss changes with the state it received, $G_i = \partial \text{loss}_i /
+# \partial S_i$. How does the sum of all losses change with each $a_i$ and each $W_i$? Work it out
+# without autograd, in one loop up the ranks and one back down.
 #
 # <details><summary>Hint</summary>
 #

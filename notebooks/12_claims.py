@@ -214,7 +214,7 @@ def draw_kinds(ax, by_kind):
         ax.text(1.02, y, f"{settled[kind]:.0%}", va="center", fontsize=18)
     ax.text(1.02, 5.6, "settled", fontsize=17)
     for i, (group, verdicts) in enumerate(GROUPS.items()):
-        x, y = (0, 0.34, 0.8)[i // 3], 7.05 - 0.6 * (i % 3)
+        x, y = (-0.27, 0.16, 0.72)[i // 3], 7.05 - 0.6 * (i % 3)
         draw_mark(ax, x, y, verdicts[0], 0.03, 0.36)
         ax.text(x + 0.04, y + 0.18, group, va="center", fontsize=17)
 
@@ -222,7 +222,7 @@ def draw_kinds(ax, by_kind):
 # %% slide_title="Checks settle equations, and half of the sentences" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9.4, 5.8))
 draw_kinds(ax, by_kind)
-ax.set(xlim=(0, 1.12), ylim=(-0.5, 7.6), frame_on=False, xticks=[], yticks=[])
+ax.set(xlim=(-0.28, 1.12), ylim=(-0.5, 7.6), frame_on=False, xticks=[], yticks=[])
 plotting.save(
     fig,
     "12_by_kind",
@@ -1051,11 +1051,8 @@ assert behind.sum() == 17 and as_often == [33, 7, 41, 3]
 def draw_tasks(ax, ahead, behind):
     """A column for each task: ahead in green, level in grey, behind in vermilion."""
     looks = {1: plotting.COLORS[2], 0: "#cccccc", -1: plotting.COLORS[1]}
-    rows = {
-        "zero-shot": ahead[0].sign(),
-        "five-shot": ahead[1].sign(),
-        "behind in either": -1 * behind,
-    }
+    rows = {"zero-shot": ahead[0].sign(), "five-shot": ahead[1].sign()}
+    rows["behind in either"] = -1 * behind
     order = torch.argsort(behind.int(), stable=True)
     for y, (name, signs) in enumerate(reversed(rows.items())):
         ax.text(1.5, 0.9 * y + 0.35, name, ha="right", va="center", fontsize=18)
@@ -1064,12 +1061,15 @@ def draw_tasks(ax, ahead, behind):
         for task, sign in enumerate(signs[order].tolist()):
             if y or sign:  # the last row has only what is behind
                 ax.add_patch(Rectangle((1.7 + 0.215 * task, 0.9 * y), 0.19, 0.7, fc=looks[sign]))
-    for x, sign, words in ((1.7, 1, "ahead"), (4.5, 0, "level"), (7.3, -1, "behind")):
-        ax.text(x, 3.0, words, fontsize=20, color=looks[sign] if sign else plotting.QUIET)
+    ax.text(1.7, 3.6, "a column: a subject of C-Eval; CDMoE against two models", fontsize=18)
+    legend = (1.7, 1, "ahead of both"), (5.3, 0, "level with the better"), (9.9, -1, "behind")
+    for x, sign, words in legend:
+        ax.add_patch(Rectangle((x, 2.9), 0.3, 0.36, fc=looks[sign]))
+        ax.text(x + 0.42, 3.08, words, va="center", fontsize=18)
 
 
 # %% slide_title="The best on all 52 tasks? It's behind on 17 of them" tags=["figure", "slide"]
-fig, ax = plotting.canvas(14.6, 3.5)
+fig, ax = plotting.canvas(14.6, 4.1)
 draw_tasks(ax, ahead, behind)
 plotting.save(
     fig,
@@ -1590,9 +1590,9 @@ def graded(finds, mistaken, correct):
 
 
 # %% [markdown]
-# **1 · easy.** *A test for a norm.* A norm divides each token by the root of its mean square. The
-# argument `dim` is the axis of this mean. Write a test that refuses a norm that mixes tokens or
-# rows.
+# **1 · easy.** *A test for a norm.* Write a test that refuses a norm that mixes tokens or rows. A
+# norm divides each token by the root of its mean square. The argument `dim` is the axis of this
+# mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -1627,10 +1627,10 @@ mistaken = {"over the tokens": Norm(5), "over the rows": Norm(5, dim=0)}
 graded(finds_axis, mistaken, {"over the channels": Norm(5, dim=-1), "the same": Norm(5, dim=2)})
 
 # %% [markdown]
-# **2 · easy.** *How many questions?* Pencil and paper. Two models answer 400 questions, one 60
-# percent of them correctly and the other 64. What is the standard error of each, and of the
-# difference, in points? How many questions do you need until the difference of 4 points is two
-# standard errors? (Take the same $p$, and round up to hundreds.)
+# **2 · easy.** *How many questions?* Are 4 points a difference, after 400 questions? Pencil and
+# paper. Two models answer 400 questions, one 60 percent of them correctly and the other 64. What is
+# the standard error of each, and of the difference, in points? How many questions do you need until
+# the difference of 4 points is two standard errors? (Take the same $p$, and round up to hundreds.)
 #
 # <details><summary>Hint</summary>
 #
@@ -1664,9 +1664,9 @@ enough = [n for n in hundreds if standard_error(percent, n[None]).norm() <= 2]
 check_numbers(needed, {"the questions needed, in hundreds": enough[0].item()})
 
 # %% [markdown]
-# **3 · medium.** *A test for groups.* `expand(B, h)` gives every head the group it reads: from $(b,
-# l, g, n)$ to $(b, l, h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$. Write a test that
-# refuses any other group.
+# **3 · medium.** *A test for groups.* Write a test that refuses heads with the wrong group.
+# `expand(B, h)` gives every head the group it reads: from $(b, l, g, n)$ to $(b, l, h, n)$, head
+# $i$ with group $\lfloor i/(h/g)\rfloor$. Your test should refuse every other choice.
 #
 # <details><summary>Hint</summary>
 #
@@ -1736,10 +1736,10 @@ assert cache is not None, "a cache is returned, too"
 print({name: found[name] for name in ("causal", "rows", "pieces", "learns", "shift")})
 
 # %% [markdown]
-# **5 · hard.** *A mistake that two chunks hide.* $h_t = a_th_{t-1} + x_t$ in chunks of `size`:
-# `form(a, x, size)` returns all $h_t$ for vectors $a$ and $x$, whose length is a multiple of
-# `size`. The listing has a mistake, but it's right for two chunks and for equal decays. Write a
-# test that refuses it.
+# **5 · hard.** *A mistake that two chunks hide.* Refuse a listing that's right for no more than two
+# chunks. It computes $h_t = a_th_{t-1} + x_t$ in chunks of `size`: `form(a, x, size)` returns all
+# $h_t$ for vectors $a$ and $x$, whose length is a multiple of `size`. The listing has a mistake,
+# but it's right for two chunks and for equal decays. Write a test that refuses it.
 #
 # <details><summary>Hint</summary>
 #

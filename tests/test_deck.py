@@ -7,6 +7,7 @@ look is tested in a browser, in tests/book.
 
 import ast
 import re
+import sys
 from html import unescape
 
 import pytest
@@ -15,6 +16,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_notebooks import STORED as NOTEBOOKS
 
+from book.drawn_words import FILL, IN_THE_DARK, ON_WHITE, WORD, with_words
 from book.project import BuildError
 from book.slides import build_slides, outline, type_sizes
 from book.slides.outline import Deck, Part, Slide, blocks, lead, sentences
@@ -150,6 +152,27 @@ def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
     return complaints
 
 
+def words_stand_out(notebook: NotebookNode, chapter: Deck) -> list[str]:
+    """Words of drawings have a contrast of at least 4.5 to white, or are white on a colour."""
+    complaints = []
+    for source in shown(chapter, "svg"):
+        for word in WORD.finditer(with_words(source, ON_WHITE)):
+            for color in FILL.findall(word[1]):
+                if color != "#ffffff" and contrast(color, "#ffffff") < 4.5:
+                    complaints.append(f"a word in {color}, too pale for a projector")
+    return complaints
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours by the Web Content Accessibility Guidelines, from 1 to 21."""
+    light = []
+    for color in (one, other):
+        channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
 def fits_a_lecture(notebook: NotebookNode, chapter: Deck) -> list[str]:
     count = len(slides_of(chapter))
     return [f"{count} slides"] if count > 40 else []
@@ -162,6 +185,7 @@ RULES = [
     says_all_prose,
     keeps_solutions_to_itself,
     is_legible,
+    words_stand_out,
     fits_a_lecture,
 ]
 
@@ -195,6 +219,7 @@ MISTAKES = {
     "paragraphs are lost": (outline.Chapter, "read_paragraph", lambda self, paragraph: None),
     "type is too small to read": (type_sizes, "SIZES", [(12, 9)]),
     "set-up and guards are slides": (outline, "LEFT_OUT", set()),
+    "words keep the colours of lines": (sys.modules[__name__], "with_words", lambda svg, _: svg),
 }
 
 
@@ -321,26 +346,40 @@ def test_no_slide_speaks_of_folded_cells():
     assert outline.opening("It is so. The folded cells show it. More.") == "It is so."
 
 
-def test_an_exercise_is_its_number_grade_and_name():
-    one = "**1 · easy.** *How many?* With pencil and paper: count them."
-    assert outline.in_one_line(one) == "**1 · easy.** *How many?*"
+def test_an_exercise_is_its_name_and_its_first_sentence():
+    one = "**1 · easy.** *How many?* Count\nthe `a, b` in $x + y$. Use pencil and paper."
+    assert outline.in_one_line(one) == "**1 · easy.** *How many?* Count the `a, b` in $x + y$."
     with pytest.raises(BuildError, match="needs a name"):
         outline.in_one_line("**1 · easy.** Write a *small* mask.")
+    twelve = " ".join(["word"] * 12)
+    assert outline.in_one_line(f"**1 · easy.** *A.* {twelve}.").endswith(f"{twelve}.")
+    for wrong in (f"{twelve} more.", "Find the sum"):
+        with pytest.raises(BuildError, match="at most 12 words"):
+            outline.in_one_line(f"**1 · easy.** *A.* {wrong}")
 
 
-WORD = (
+TURNED = (
     '<g transform="translate(10 20) rotate(-90) scale(0.1 -0.1)">'
     '<use transform="translate(40 0)"/></g>'
 )
 
 
 def test_small_words_of_a_drawing_grow_about_their_middle():
-    assert build_slides.legible(WORD, 2.0) == WORD  # 10 points, 20 pixels
+    assert build_slides.legible(TURNED, 2.0) == TURNED  # 10 points, 20 pixels
     x, y, size = re.search(
-        r"translate\((\S+) (\S+)\) rotate\(-90\) scale\((\S+) ", build_slides.legible(WORD, 1.2)
+        r"translate\((\S+) (\S+)\) rotate\(-90\) scale\((\S+) ", build_slides.legible(TURNED, 1.2)
     ).groups()
     assert float(size) == 0.15  # 18 pixels
     assert float(x) == 10 and float(y) == 22.5  # 100 hundredths of 10 points long, half of it 5
+
+
+def test_words_are_darker_than_lines_and_lighter_in_the_dark():
+    word = '<g style="fill: #e69f00" transform="translate(1 2) scale(0.1 -0.1)"></g>'
+    line = '<path style="stroke: #e69f00; fill: #e69f00"/>'
+    assert with_words(word + line, ON_WHITE) == word.replace("e69f00", "765100") + line
+    assert contrast("#e69f00", "#ffffff") < 2.3
+    assert min(contrast(color, "#ffffff") for color in ON_WHITE.values()) > 7
+    assert min(contrast(color, "#131416") for color in IN_THE_DARK.values()) > 7
 
 
 def test_a_question_hides_its_answer_until_the_next_press():
@@ -370,7 +409,7 @@ def test_an_equation_stands_above_its_cell_and_exercises_are_a_list():
         new_code_cell("assert f(1) == 2", metadata={"tags": ["check"]}),
     ) == [
         ["First. So:", "a = b", "x = 1", "✓ one = one"],
-        ["- **1 · easy.** *Twice.*"],
+        ["- **1 · easy.** *Twice.* Double it."],
     ]
 
 

@@ -26,6 +26,7 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from book.claims import public_names
+from book.drawn_words import IN_THE_DARK, ON_WHITE, with_words
 from book.guide.teaching_minutes import sections, total
 from book.notebooks.build_notebooks import FOLDED
 from book.project import (
@@ -386,10 +387,12 @@ def build(root: Path, edition: str) -> int:
         (unfinished / name).unlink(missing_ok=True)
     widths = {}
     for drawing in list((unfinished / "_images").glob("*.svg")):
-        widths[drawing.name] = legible_width(drawing.read_text(encoding="utf-8"))
-        dark = in_the_dark(drawing.read_text(encoding="utf-8"))
+        svg = drawing.read_text(encoding="utf-8")
+        widths[drawing.name] = legible_width(svg)
+        dark = with_words(in_the_dark(svg), IN_THE_DARK)
         other = drawing.with_name(drawing.stem + DARK)
         other.write_text(dark, encoding="utf-8", newline="\n")
+        drawing.write_text(with_words(svg, ON_WHITE), encoding="utf-8", newline="\n")
     for page in unfinished.rglob("*.html"):
         text = repair_html(page.read_text(encoding="utf-8"), widths)
         if page == unfinished / "404.html":

@@ -5,7 +5,7 @@ Most are findings of axe-core (tests/book/test_site.py), and no setting changes 
 
 import re
 
-from book.slides.type_sizes import WORD
+from book.drawn_words import WORD
 
 # A list of the arguments without a term is no list of definitions.
 ARGUMENTS = re.compile(r"<dl>((?:\s*<dd>(?:(?!<d[dlt]\b).)*?</dd>)+)\s*</dl>", re.DOTALL)

@@ -29,6 +29,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from book.drawn_words import ON_WHITE, WORD, with_words
 from book.notebooks.build_notebooks import select
 from book.project import ROOT, BuildError, chapter_number, figure_number, lectures
 from book.slides.outline import MARKDOWN, Part, deck_of
@@ -37,7 +38,6 @@ from book.slides.type_sizes import (
     HEIGHT,
     PICTURE,
     WIDTH,
-    WORD,
     WORDS,
     Sized,
     choose_sizes,
@@ -133,7 +133,8 @@ def picture(part: Part, room: tuple[float, float], out: Path, name: str, label: 
     wide, high = drawn_size(part)
     scale = min(room[0] / wide, room[1] / high)
     if part.kind == "svg":
-        inner = of_its_own(legible(part.source, scale, label), name)
+        words = with_words(part.source, ON_WHITE)
+        inner = of_its_own(legible(words, scale, label), name)
     else:
         path = f"pictures/{name}.png"
         (out / path).write_bytes(b64decode(part.source))

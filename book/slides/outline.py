@@ -25,7 +25,8 @@ text of its own:
   heading, so that you see formula and picture together: the one shown last, or the first if it
   answers no question. Where it's as large below them, it is there.
 - A section that begins with words alone has no slide for them: its first slide has them as notes.
-- The exercises are one slide, with their names.
+- The exercises are one slide: the name of each, and the sentence that its text opens with, which
+  asks for something in at most 12 words.
 - A sentence that speaks of folded cells is for the notes: a slide has none.
 - What the text says of a result right after it stands below the result, where there is room.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
@@ -61,8 +62,10 @@ BESIDE = {"text", "math", "list", "quote"}  # what a figure may stand by
 MESSAGE = 75  # characters of a slide's title
 TELLS = {"print", "check", "check_gradients", "must_differ"}
 HOMEWORK = "Exercises"  # the heading under which no cell is shown
+ASKED = 12  # words of the sentence that an exercise opens with; a formula is a word
 SHORT = 40  # characters of a sentence that says little by itself
 ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets
+FORMULA = re.compile(r"\$[^$]*\$|`[^`]*`")  # or a name in code
 STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
 GROWS = re.compile(r'<g id="(stage-(\d+)-\d+)" class="fragment"[^>]*>')
 NAMED = re.compile(r'"(\d\d[a-z]?_\w+)"')  # a figure, in the cell that shows it
@@ -226,11 +229,20 @@ def opening(paragraph: str, limit: int = LEAD) -> str:
 
 
 def in_one_line(task: str) -> str:
-    """An exercise in short: its number, its grade and its name."""
-    found = re.match(r"\*\*[^*]+\*\* \*[^*]+\*", " ".join(task.split()))
+    """An exercise in short: its number, its grade, its name, and the sentence it opens with."""
+    found = re.match(r"(\*\*[^*]+\*\* \*[^*]+\*) (.+)", " ".join(task.split()))
     if not found:
-        raise BuildError(f"an exercise needs a name, as in **1 · easy.** *A name.*, not {task!r}")
-    return found[0]
+        raise BuildError(
+            f"an exercise needs a name and a task, as in **1 · easy.** *A name.* Do it.: {task!r}"
+        )
+    name, asked = found[1], sentences(found[2])[0]
+    words = len(FORMULA.sub("x", asked).split())
+    if words > ASKED or leads_on(asked):
+        raise BuildError(
+            f"an exercise opens with a sentence of at most {ASKED} words, for its slide; "
+            f"{asked!r} has {words}"
+        )
+    return f"{name} {asked}"
 
 
 def printed(cell: NotebookNode) -> list[Part]:

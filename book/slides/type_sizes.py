@@ -11,6 +11,7 @@ from base64 import b64decode
 from dataclasses import dataclass, replace
 from math import ceil
 
+from book.drawn_words import WORD
 from book.project import BuildError
 from book.slides.outline import MARKDOWN, Part, Slide
 
@@ -31,12 +32,6 @@ SMALLEST_WORD = 12  # pixels, in a picture beside words; drawn at 14, smaller on
 
 SMALLEST_BESIDE = 20  # of formulas beside a picture
 
-# A word of matplotlib's: where it stands, how it is turned, its size, and its letters.
-WORD = re.compile(
-    r'(<g [^>]*?transform=)"translate\((\S+) (\S+)\)(?: rotate\((\S+)\))? scale\((\S+) -[\d.]+\)"'
-    r"(.*?</g>)",
-    re.DOTALL,
-)
 TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
 BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
 FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")

@@ -5,7 +5,7 @@ from cheems_ref.plotting import arrow, state_grid
 
 BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
 CELL, TOKENS, Y = 0.75, 4, 0.5
-MATRIX, WRITES, RIGHT = 1.1, 5.0, 8.1  # x of the three grids
+MATRIX, WRITES, RIGHT = 1.1, 5.0, 9.1  # x of the three grids
 T = [[0, 0, 0, 0], [0.6, 0, 0, 0], [0.3, 0.5, 0, 0], [0.2, 0.4, 0.7, 0]]
 MISSING = [[1.0, 0.2], [0.7, 1.0], [1.2, 0.6], [0.9, 1.3]]  # row t: β_t (v_t - S_before k_t)
 
@@ -30,16 +30,16 @@ def draw_earlier(ax, t):
 
 
 def draw_write(ax, t, row):
-    """Row t of U, and the arrow from the rows above it."""
+    """Row t of U, and an arrow from every row above it."""
     y = Y + (TOKENS - 1 - t) * CELL
     state_grid(ax, WRITES, y, [row], cell=CELL, color=ORANGE, largest=1.3)
-    if t:
-        start, end = WRITES + 2 * CELL + 0.1, Y + (TOKENS - t + 0.35) * CELL
-        arrow(ax, (start, end), (start, y + CELL / 2), color=ORANGE, bend=-0.6)
+    for s in range(t):
+        x, start = WRITES + 2 * CELL + 0.08, Y + (TOKENS - 0.65 - s) * CELL
+        arrow(ax, (x, start), (x, y + CELL * (0.35 + 0.35 * (s + 1) / t)), color=ORANGE, bend=-0.6)
 
 
 def draw():
-    fig, ax = plotting.canvas(10.2, 4.5)
+    fig, ax = plotting.canvas(11.2, 4.5)
     state_grid(ax, MATRIX, Y, [[0.0] * TOKENS] * TOKENS, cell=CELL, largest=1)
     for t in range(TOKENS):
         place = MATRIX + (t + 0.5) * CELL, Y + (TOKENS - 0.5 - t) * CELL

@@ -11,20 +11,27 @@ BLUE, RED, GREEN = plotting.COLORS[0], plotting.COLORS[1], plotting.COLORS[2]
 LEFT, RIGHT, PATH = 1.85, 9.15, 1.35  # where the value path is cut, and its height
 
 
-def draw_weights(ax, x, y, dimmed=1):
-    """A triangle of weights, its lower left corner at (x, y), one column of it pale."""
+def draw_weights(ax, x, y, dimmed=None):
+    """A triangle of weights, its lower left corner at (x, y), one column of it nearly white."""
     drawn = dict(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     scores = 1.2 * torch.randn(6, 6, **drawn).masked_fill(~causal_mask(6, 6), -99)
-    scores[:, dimmed] -= 4.0
+    if dimmed is not None:
+        scores[:, dimmed] -= 4.0
     weights = scores.softmax(1)
-    shades = ((0.15 + 0.85 * weights) * causal_mask(6, 6)).tolist()
+    shades = ((0.05 + 0.95 * weights) * causal_mask(6, 6)).tolist()
+    ax.add_patch(Rectangle((x, y), 6 * CELL, 6 * CELL, fc="white", ec="none"))
     plotting.state_grid(ax, x, y, shades, cell=CELL, color=BLUE, largest=1.0)
+
+
+def draw_name(ax, x, y):
+    """What the triangle is."""
     words = "weights: row t reads column s"
     ax.text(x + 3 * CELL, y + 6 * CELL + 0.15, words, ha="center", fontsize=16, color=BLUE)
 
 
 def draw_shutter(ax, x, y, dimmed=1):
-    """The frame around the pale column."""
+    """The weights with one key dimmed, and a frame around its column."""
+    draw_weights(ax, x, y, dimmed)
     frame = dict(fc="none", ec=RED, lw=3, zorder=3)
     ax.add_patch(Rectangle((x + CELL * dimmed, y), CELL, CELL * (6 - dimmed), **frame))
     ax.text(x + 0.2, y - 0.1, "a shutter dims one key", va="top", fontsize=16, color=RED)
@@ -66,6 +73,7 @@ def draw_cut(ax):
 def draw():
     fig, ax = plotting.canvas(12.6, 5.7)
     draw_weights(ax, 5.75, 2.85)
+    draw_name(ax, 5.75, 2.85)
     draw_paths(ax)
     stages = []
     for draw_more in (lambda ax: draw_shutter(ax, 5.75, 2.85), draw_cut):
