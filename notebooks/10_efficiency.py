@@ -167,7 +167,7 @@ plotting.show_drawing(
 # PyTorch runs a layer as a list of *operators*, such as a matrix product or a sum. Each reads its
 # tensors from memory and writes its result back. Let's log every operator of SSD in chunks of 64,
 # for 512 tokens, four heads of 32 channels and a state of 64. We count the operations of matrix
-# products only, as is usual, and the bytes of every read and write.
+# products only, and the bytes of every read and write.
 #
 # Take a bet: what share of the bytes, and of the time, do the four matrix products (`bmm`) have? In
 # the list, `_to_copy` is a conversion.
@@ -379,7 +379,7 @@ plotting.save(
 # is **overhead**: the work would take less time than a call does, and only *fewer operators* would
 # help.
 #
-# What is red, none of the three explains. Fused attention is at a third of the roof. It's cut into
+# None of the three explains what is red. Fused attention is at a third of the roof. It's cut into
 # many small products with a softmax between them, and (10.1) knows neither. Remember that dot. A
 # top-k, at 1/44, does work that our count doesn't see.
 
@@ -611,7 +611,7 @@ rose = [median(runs[0][str(q)]) / median(runs[1][str(q)]) for q in by_chunk()]
 assert all(0.46 < one < 0.5 for one in rose[5:])
 
 # %% [markdown] slide_title="Three kernels do the four steps, and no pair is stored"
-# The prediction finds the lowest point, and not the time: up to 128, a pass takes 1.4 to 1.9 times
+# The prediction finds the lowest point, but not the time: up to 128, a pass takes 1.4 to 1.9 times
 # as long as predicted. With chunks of 256 and 512, it's three and four times. There the largest
 # tensors take up 32 and 64 MiB, and the operating system clears fresh pages for them first.
 #
@@ -1107,17 +1107,16 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # grouped doesn't matter. A softmax needs the sum over *all* keys. Must the whole row of scores be
 # in memory?
 #
-# Let a query see only a slice of the keys. The factor $e^{m_1 - m}$ moves sums from their own
-# maximum to the common one.
-#
-# Of each slice, with scores $s$, keep the largest score $m$, the sum $z$ of $e^{s-m}$, and the sum
-# $u$ of the values with these weights. When two slices join, take
+# Let a query see only a slice of the keys, with scores $s$. Keep the largest score $m$, the sum $z$
+# of $e^{s-m}$, and the sum $u$ of the values with these weights. When two slices join, take
 #
 # $$\begin{aligned}
 # m&=\max(m_1,m_2)\\
 # z&=e^{m_1-m}z_1+e^{m_2-m}z_2\\
 # u&=e^{m_1-m}u_1+e^{m_2-m}u_2
 # \end{aligned} \tag{10.4}$$
+#
+# The factor $e^{m_1 - m}$ moves $z$ and $u$ from their own maximum to the common one.
 #
 # The state's rule is (1.11), $(a_1, W_1) \cdot (a_2, W_2) = (a_1 a_2,\; a_2 W_1 + W_2)$.
 
