@@ -1053,7 +1053,7 @@ def draw_spilled(ax, rows):
         column, place = (80, 90).index(row["capability"]), names.index(f"{row['N']} × {row['P']}")
         shade = math.log1p(row["spilled"]) / math.log1p(largest)
         ax.barh(place, 0.96, 0.9, column, color=plotting.COLORS[1], alpha=0.06 + 0.6 * shade)
-        how = dict(fontsize=26, ha="center", va="center")
+        how = dict(fontsize=24, ha="center", va="center")
         ax.text(column + 0.48, place, f"{row['spilled']:,}", weight="bold", **how)
     ax.set_yticks(range(len(names)), [f"ours: {names[0]}", *names[1:]], fontsize=20)
     ax.set_xticks([0.48, 1.48], ["A100: bytes spilled", "H100: bytes spilled"], fontsize=22)
@@ -1063,7 +1063,7 @@ def draw_spilled(ax, rows):
 
 
 # %% slide_title="Too large a tile spills, and nothing tells you" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(12.4, 3.9))
+fig, ax = plotting.figure(size=(12.4, 4.2))
 draw_spilled(ax, [row for row in COMPILED["tiles"] if row["capability"] in (80, 90)])
 ax.set_ylabel("N × P", fontsize=20)
 plotting.save(
@@ -1075,11 +1075,11 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
-# On an A100, 256 threads of the largest tile store and load 51,692 bytes each: 800 numbers for
-# every one of 4,096 pairs, where PyTorch has thirteen. Don't be fooled by its 32 registers and its
-# occupancy, the highest of all: nearly everything is in memory. In the first row nothing spills.
-# But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves no room for a
-# second.
+# On an A100, the largest tile moves 800 numbers for every pair, and PyTorch thirteen. (256 threads
+# store and load 51,692 bytes each, for 4,096 pairs.) Don't be fooled by the tile's 32 registers and
+# its occupancy, the highest of all: nearly everything is in memory. In the first row nothing
+# spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves no room
+# for a second.
 #
 # Our kernels take the first row. Why 32 channels and not all 64? On an H100 they'd cost nothing,
 # but on an A100 they spill 132 bytes. So at $p = 64$ two programs compute the same $CB^\top$. (Our
@@ -1107,8 +1107,8 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # grouped doesn't matter. A softmax needs the sum over *all* keys. Must the whole row of scores be
 # in memory?
 #
-# Let a query see only a slice of the keys, with scores $s$. Keep the largest score $m$, the sum $z$
-# of $e^{s-m}$, and the sum $u$ of the values with these weights. When two slices join, take
+# Let a query see only a slice of the keys. Of a slice's scores $s$, keep the largest, $m$, the sum
+# $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. When two slices join, take
 #
 # $$\begin{aligned}
 # m&=\max(m_1,m_2)\\
