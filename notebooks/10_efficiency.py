@@ -1,9 +1,10 @@
 # %% [markdown] slide_title="Thirteen numbers move for every pair, until a kernel keeps them"
 # # 10 · Where the bytes go
 #
-# **For every pair of tokens in a chunk, a forward pass of our `ssd_chunked` reads or writes the
-# equivalent of thirteen float32 numbers per head. By the end you will have found all thirteen, and
-# read three kernels that read and write none of them.** You will be able to
+# **In a large matrix product, one core of our server does 182 billion operations per second. In a
+# sum, it does two billion: it waits for memory. By the end you will have found the thirteen numbers
+# that our SSD moves for every pair of tokens, and read three kernels that move none.** You will be
+# able to
 #
 # - estimate a layer's time from operations and bytes, and say where that fails;
 # - name the thirteen reads and writes, and choose a chunk size;
@@ -26,6 +27,7 @@ from functools import cache, partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean, median
+from timeit import repeat
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -79,6 +81,28 @@ def folded(line, width=71):
 
 
 # %% tags=["setup", "experiment"]
+def fastest(call):
+    """Seconds of a line of Python: the fastest of five turns."""
+    return min(repeat(call, globals=globals(), number=10, repeat=5)) / 10
+
+
+def on_our_server():
+    """The record's microseconds of the four calls (of the product, into memory that is there)."""
+    sums = {size // 12: seconds for size, seconds in MEASURED["rates"]["sums"]}
+    products = dict(MEASURED["rates"]["products"])
+    seconds = MACHINE.launch, sums[1024], sums[1024**2], products[1024]
+    return dict(zip(CALLS, [1e6 * one for one in seconds], strict=True))
+
+
+def rounded(micros):
+    """Microseconds as words: a decimal below ten."""
+    return {call: f"{t:,.1f}" if t < 10 else f"{t:,.0f}" for call, t in micros.items()}
+
+
+CALLS = {"u + v": 1, "x + y": 1024, "a + b": 1024**2, "a @ b": 2 * 1024**3}  # operations
+
+
+# %% tags=["setup", "experiment"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
 TWO_MILLION = 2_000_000
 FAMILIES = {"LlaMa": "llama-1.3b", "Mamba-2": "mamba2-1.3b", "Jamba": "jamba-1.3b"}
@@ -120,13 +144,13 @@ def make_chunks(length, device="cpu"):
 
 
 # %% [markdown]
-# How often does memory see a *pair* $(t, s)$ of tokens in a chunk? An arrow is one float32 number
-# per head and pair: up when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ reads it,
-# down when it's written. In its column, `exp` fetches a number, changes it and puts it back. That's
-# two trips. (The thin arrows are two reads and two writes of a quarter each, since four heads share
-# $CB^\top$. We count as if nothing were cached.)
+# Take one *pair* $(t, s)$ of tokens in a chunk, and one head. Chapter 03's $(L \circ
+# CB^\top)(\Delta x)$ has one number of $L$ for it. How often does that number travel between memory
+# and processor? `exp` fetches a number, changes it and puts it back: two trips.
 #
-# Our `ssd_chunked` is on the left, and this chapter's kernels are on the right.
+# An arrow is a float32 number for each pair and head, up when it's read, down when it's written: by
+# our `ssd_chunked` on the left, and by this chapter's kernels on the right. (The thin arrows are
+# four trips of a quarter, since four heads share $CB^\top$. We count as if nothing were cached.)
 
 # %% slide_title="PyTorch moves thirteen numbers per pair, the kernels none" tags=["figure"]
 plotting.show_drawing(
@@ -140,13 +164,13 @@ plotting.show_drawing(
 # %% [markdown] slide_title="A layer is a list of operators, and each reads and writes"
 # ## 1 · Thirty-eight operators
 #
-# PyTorch runs a layer as a list of *operators*, such as a matrix product or a sum. Let's log every
-# operator of SSD in chunks of 64, for 512 tokens, four heads of 32 channels and a state of 64. We
-# count operations in matrix products only, and the bytes of every read and write.
+# PyTorch runs a layer as a list of *operators*, such as a matrix product or a sum. Each reads its
+# tensors from memory and writes its result back. Let's log every operator of SSD in chunks of 64,
+# for 512 tokens, four heads of 32 channels and a state of 64. We count the operations of matrix
+# products only, and the bytes of every read and write.
 #
-# (`_to_copy` is a conversion, `bmm` a batch of matrix products.)
-#
-# Who moves the most?
+# Take a bet: what share of the bytes, and of the time, do the four matrix products (`bmm`) have? In
+# the list, `_to_copy` is a conversion.
 
 # %% tags=["aside"]
 given = make_ssd(512)
@@ -161,76 +185,138 @@ print(f"all {len(called)} operators: {moved / 1e6:.1f} MB; matrix products: {by_
 assert [one.name for one in called if one.flops] == ["bmm"] * 4
 
 
+# %% tags=["guard"]
+timed = [tuple(one) for one in SECOND["operators"]["seconds"]["S"]]  # of a whole state layer
+start = [name for name, *_ in timed].index("new_zeros")
+core = timed[start : start + len(called) - 2]  # its SSD, but for two checks of values
+assert [one[:3] for one in core] == [tuple(one) for one in called[2:]]
+all_of_it, of_products = (sum(one[3] for one in core if one[1] or all_) for all_ in (True, False))
+assert (f"{of_products / all_of_it:.0%}", f"{by_products:.0%}") == ("38%", "20%")
+
+
 # %% tags=["figure"]
-def draw_moved(ax, called):
-    """Two bars, of operations and of bytes: matrix products first, a piece for each operator."""
-    ranked = sorted(called, key=lambda one: (not one.flops, -one.moved))
-    bars = {"operations": [one.flops for one in ranked], "bytes moved": [o.moved for o in ranked]}
-    for y, sizes in enumerate(bars.values()):
-        start = 0.0
-        for one, size in zip(ranked, sizes, strict=True):
-            color = plotting.COLORS[0 if one.flops else 5]
-            ax.barh(y, size / sum(sizes), 0.62, start, color=color, ec="white")
-            if size > 0.07 * sum(sizes) and not one.flops:
-                ax.text(start + 0.006, y, one.name, va="center", fontsize=15)
-            start += size / sum(sizes)
-    ax.set(xlim=(0, 1), ylim=(1.4, -0.85), xticks=[])
-    ax.set_yticks([0, 1], [*bars], fontsize=20), ax.tick_params(length=0)
-    ax.spines[["left", "bottom"]].set_visible(False)
+def draw_shares(ax, core):
+    """Three bars, of operations, bytes and time: matrix products first, a piece per operator."""
+    ranked = sorted(core, key=lambda one: (not one[1], -one[2]))
+    for y in range(3):
+        sizes = [one[1 + y] for one in ranked]
+        start, products = 0.0, sum(one[1 + y] for one in ranked if one[1]) / sum(sizes)
+        for (name, flops, *_), size in zip(ranked, sizes, strict=True):
+            color, share = plotting.COLORS[0 if flops else 5], size / sum(sizes)
+            ax.barh(y, share, 0.7, start, color=color, ec="white")
+            if share > 0.07 and not flops:
+                ax.text(start + 0.006, y, name, va="center", fontsize=15)
+            start += share
+        how = dict(color="white", weight="bold", va="center", fontsize=24)
+        ax.text(0.01, y, f"{products:.0%}", **how)
+    ax.set(xlim=(0, 1), ylim=(2.4, -0.95), xticks=[])
+    ax.set_yticks(range(3), ["operations", "bytes moved", "time"], fontsize=22)
+    ax.tick_params(length=0), ax.spines[["left", "bottom"]].set_visible(False)
 
 
-# %% slide_title="Matrix products move only a fifth of the bytes" tags=["figure", "slide"]
+# %% slide_title="Products: all operations, 20% of bytes, 38% of time" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12.6, 4.8))
-draw_moved(ax, called)
-how = dict(fontsize=20, color=plotting.COLORS[0], weight="bold")
-ax.text(0, -0.42, "matrix products: all", **how)
-ax.text(0, 0.58, f"{by_products:.0%}", **how)
-others = sum(not one.flops for one in called)
-ax.text(by_products + 0.01, 0.58, f"the other {others} operators", fontsize=20)
+draw_shares(ax, core)
+ax.text(0, -0.5, "matrix products", fontsize=20, color=plotting.COLORS[0], weight="bold")
+ax.text(0.38, -0.5, "all other operators", fontsize=20, color=plotting.COLORS[5], weight="bold")
 plotting.save(
     fig,
     "10_moved",
-    "Two bars of one length. All operations, in dark blue, are of matrix products. Of the bytes "
-    "moved they make a fifth; the rest, in light blue, is cut into the pieces of 34 operators, of "
-    "which the conversion is the largest.",
+    "Three bars of one length. All operations, in dark blue, are of matrix products. Of the bytes "
+    "moved they have 20%, and of the time 38%. The rest, in light blue, is cut into the pieces of "
+    "the other operators; the largest of the bytes is the conversion.",
 )
 
 # %% [markdown]
-# The largest call is a conversion from float64 to float32. The four matrix products do all the
-# operations, and move only a fifth of the bytes.
+# The four matrix products do all the operations that we count, in 38% of the time (on a server,
+# each operator timed alone). What do the others do? The largest only converts float64 to float32.
 
-# %% [markdown] slide_title="Left of the bend, bytes decide" slide_figure="10_roofline:0"
+# %% [markdown] slide_title="1,024 times the operations take 1.3 times as long"
 # ## 2 · The price of a byte
 #
-# Let's describe a machine by two rates: $R_\text{op}$, operations per second
-# in a large matrix product, and $R_\text{byte}$, bytes read and written per second. Computing and
-# moving overlap, so an operator of $\phi_i$ operations and $\mu_i$ bytes takes as long as the
-# slower of the two, plus $t_0$ for the call:
+# What does a core wait for? Let's time four calls. `a + b` and `a @ b` read the same two matrices
+# and write one, but the product does 2,048 times as many operations.
+#
+# How much longer do 1,024 sums take than one, and a product of two matrices than their sum? Place
+# your bets.
+
+# %%
+u, v = torch.rand(2, 1)  # a number each
+x, y = torch.rand(2, 1024)  # a row each
+a, b = torch.rand(2, 1024, 1024)  # a matrix each
+took = {c: fastest(c) for c in ("u + v", "x + y", "a + b", "a @ b")}
+print("on our server   operations   microseconds")
+print("\n".join(f"{c:6} {CALLS[c]:19,} {t:>14}" for c, t in rounded(on_our_server()).items()))
+
+# %% tags=["guard"]
+one, row, whole, by_product = took.values()  # of any machine
+assert row < 20 * one < whole < by_product / 2 < 500 * whole
+one, row, whole, by_product = on_our_server().values()
+assert (round(row / one, 1), round(by_product / whole)) == (1.3, 27)
+speeds = [CALLS[call] / micro / 1000 for call, micro in on_our_server().items()]  # billions
+assert [f"{speed:.2g}" for speed in speeds] == ["0.0014", "1.1", "2.4", "1.8e+02"]
+assert one / row > 0.75 and abs(12 * 2**20 / MACHINE.bandwidth / (whole / 1e6) - 1) < 0.03
+assert round(MACHINE.flops / 1e9) == 182 and round(MACHINE.bandwidth / 1e9, 1) == 28.5
+assert round(1e6 * MACHINE.launch, 1) == 0.7 and f"{MACHINE.flops / MACHINE.bandwidth:.1f}" == "6.4"
+
+# %% [markdown]
+# 1,024 sums take 1.3 times as long as one sum, and the product takes 27 times as long as the sum of
+# the same matrices. (Add `print(took)`, and see your own machine.)
+#
+# It's one core each time. How many operations does it do in a second?
+
+
+# %% tags=["figure"]
+def draw_speeds_of_calls(ax):
+    """Operations per second of four calls on our server, each with what decides."""
+    blue, _, _, _, _, sky = plotting.COLORS
+    words = ["1.4 million: the call decides", "1.1 billion: still the call"]
+    words += ["2.4 billion: bytes decide", "182 billion: arithmetic decides"]
+    speeds = [1e6 * CALLS[call] / micro for call, micro in on_our_server().items()]
+    colors = plotting.QUIET, plotting.QUIET, sky, blue
+    for place, (speed, said, color) in enumerate(zip(speeds, words, colors, strict=True)):
+        ax.barh(place, speed, 0.72, color=color)
+        ax.text(1.5 * speed, place, said, va="center", fontsize=21)
+    ax.set(xscale="log", xlim=(1e5, 2e16), ylim=(3.5, -0.5))
+    ax.set_yticks(range(4), [*CALLS], family="monospace", fontsize=22)
+    ax.set_xticks((1e6, 1e9, 1e12), ("a million", "a billion", "a trillion"), fontsize=18)
+    ax.set_xlabel("operations per second", fontsize=19), ax.minorticks_off()
+
+
+# %% slide_title="One core, four speeds: call, bytes, arithmetic decide" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12.4, 4.6))
+draw_speeds_of_calls(ax)
+plotting.save(
+    fig,
+    "10_calls",
+    "Four bars of operations per second, on a logarithmic axis: 1.4 million for u + v, where the "
+    "call decides; 1.1 billion for x + y, still the call; 2.4 billion for a + b, where bytes "
+    "decide; and 182 billion for a @ b, where arithmetic decides.",
+)
+
+# %% [markdown] slide_title="An operator takes as long as its slower half, plus the call"
+# So you wait for one of three things: the call (0.7 microseconds on this core), the bytes (28.5
+# billion per second) or the arithmetic (182 billion operations per second). Computing and moving
+# overlap, so the slower of the two decides.
+#
+# On a machine with $R_\text{op}$ operations and $R_\text{byte}$ bytes per second and $t_0$ seconds
+# for a call, operators of $\phi_i$ operations and $\mu_i$ bytes take
 #
 # $$T \;\approx\;
 #   \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
 # \tag{10.1}$$
-#
-# On one core of a server, in float32, we measured:
 
-# %% tags=["aside"]
-print(f"{MACHINE.flops / 1e9:.0f} billion operations per second, in products of 1,024 × 1,024")
-print(f"{MACHINE.bandwidth / 1e9:.1f} GB per second, in sums of tensors of 16 MiB")
-print(f"{1e6 * MACHINE.launch:.1f} microseconds for the smallest sum")
-print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte")
-
-# %% [markdown] slide_title="A roof over operators: which of them hang far below it?"
-# A product of two $m \times m$ matrices has an *intensity* of $2m^3 / (4 \cdot 3m^2) = m / 6$
-# operations per byte, so above $m \approx 40$ it's *compute-bound*: arithmetic is the slower of the
-# two.
+# %% [markdown] slide_title="Left of the bend bytes decide, on its right arithmetic"
+# While a byte moves, this core has time for 6.4 operations. A product of two $m \times m$ matrices
+# has an *intensity* of $2m^3 / (4 \cdot 3m^2) = m / 6$ operations per byte, so above $m \approx 40$
+# it's *compute-bound*: its arithmetic takes longer than its bytes.
 #
-# In operations per second, (10.1) is a roof: an operator reaches the smaller of $R_\text{op}$ and
-# $R_\text{byte}$ times its intensity. Let's time the operators of four layers one by one, on a
-# second server, under that server's *roofline*. An operator without a product has no operations to
-# count. We pretend that it's a sum, an operation for 12 bytes, so all of them are dashes in one
-# column.
+# In operations per second, (10.1) is a *roof* that rises until arithmetic decides. Here are the
+# operators of four layers under the roof of a second server, timed one by one. (Without a product
+# there is nothing to count. We pretend one operation for 12 bytes, as in a sum, so these are dashes
+# in one column.)
 #
-# A mark's place to the right is counted, and its height is timed.
+# Which do you expect far below the roof?
 
 
 # %% tags=["figure"]
@@ -261,11 +347,13 @@ def draw_operators(ax, timed, machine):
         ax.plot(*place, "o" if flops else "_", color=color, alpha=0.75, **look)
     for words, place, color in (
         ("large products", (7, 15), blue), ("fused attention", (25, 7), red),
-        ("two small products", (0.8, 5), red), ("sums, copies, masks", (0.14, 1.1), plotting.INK),
+        ("two small products", (0.8, 5.6), red), ("look-ups of experts", (0.5, 2.6), blue),
+        ("sums, copies, masks", (0.14, 1.1), plotting.INK),
         ("a third of the roof or less", (0.14, 0.35), red), ("top-k", (0.14, 0.037), red),
         ("tiny ones: the call takes longest", (0.14, 0.12), "#666666"),
     ):  # fmt: skip
-        ax.text(*place, words, color=color, fontsize=18)
+        frame = dict(fc="white", ec="none", pad=1)  # over the dotted line
+        ax.text(*place, words, color=color, fontsize=18, bbox=frame)
 
 
 # %% slide_title="Three regimes: arithmetic, bytes, and the call itself" tags=["figure"]
@@ -286,14 +374,14 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="Arithmetic, bytes or overhead: each operator has one limit"
-# There are three regimes. Large matrix products stand just under the flat roof: arithmetic decides.
-# Large sums, masks and copies are near the slope, where bytes decide, or above it, if a cache holds
-# their tensors. Grey is the third regime, **overhead**: the work would take less time than a call
-# does, and only *fewer operators* would help.
+# Large matrix products stand just under the flat roof: arithmetic decides. Large sums, masks and
+# copies are near the slope, where bytes decide, or above it, if a cache holds their tensors. Grey
+# is **overhead**: the work would take less time than a call does, and only *fewer operators* would
+# help.
 #
-# No regime explains what is red. Fused attention is at a third of the roof. It's cut into many
-# small products with a softmax between them, and (10.1) knows neither. Remember that dot. A top-k,
-# at 1/44, does work that our count doesn't see.
+# None of the three explains what is red. Fused attention is at a third of the roof. It's cut into
+# many small products with a softmax between them, and (10.1) knows neither. Remember that dot. A
+# top-k, at 1/44, does work that our count doesn't see.
 
 # %% tags=["guard"]
 timed = [one for layer in SECOND["operators"]["seconds"].values() for one in layer]
@@ -314,14 +402,15 @@ speeds = {size / 3: size / seconds / 1e9 for size, seconds in MEASURED["rates"][
 assert round(speeds[2**24], 1) == 28.5 and all(round(speeds[n]) == 7 for n in speeds if n >= 2**25)
 assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**25]) == 4
 
-# %% [markdown] slide_title="One line makes nine of the thirteen" slide_figure="10_thirteen:0"
+# %% [markdown] slide_title="One line makes nine of the thirteen trips" slide_figure="10_thirteen:0"
 # ## 3 · Thirteen reads and writes
 #
 # Go back to the matrix $L$ of decays in step 1 of chapter 03. For $q$ tokens in a chunk ($l_c$
 # there), it has $q \times q$ numbers.
 #
-# One line of `cheems_ref/ssd.py`, split in two here, accounts for nine of the thirteen. It
-# subtracts in float64, because a difference of long sums loses digits, so the result counts twice:
+# One line of `cheems_ref/ssd.py`, split in two here, makes $L$, the decays between all tokens of a
+# chunk. It subtracts in float64, because a difference of long sums loses digits, so its result
+# counts twice:
 #
 # ```python
 # L = log_decay[..., :, None] - log_decay[..., None, :]  # 2
@@ -430,16 +519,18 @@ plotting.show_drawing(
     "one up for the product with C in step 4.",
 )
 
-# %% [markdown] slide_title="Long chunks share a state, but have pairs" slide_figure="10_chunks:0"
+# %% [markdown] slide_title="Longer chunks: fewer states, but more pairs" slide_figure="10_chunks:0"
 # A token splits that bill with the $q - 1$ other tokens of its chunk, but pays for 13 numbers in
-# each of its $q$ pairs. Four of our $h$ heads share $B$ and $C$. A head has $p$ channels and a
-# state of size $n$. So the traffic per token, in bytes, is
+# each of its $q$ pairs. So with $h$ heads of $p$ channels and states of size $n$, a token in a
+# chunk of $q$ moves so many bytes, which take a time if you divide them by the bandwidth:
 #
 # $$\mu(q) \;\approx\; 4h\,\Big(7\,\frac{pn}{q} + 13\,q\Big) + \mu_0.
 # \tag{10.2}$$
 #
 # The rest, $\mu_0$, is for tensors with a row per token, such as $x$, $B$ and $y$. Traffic is
 # smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer.
+#
+# Does the clock agree? Look for the lowest point of each curve.
 
 
 # %% tags=["setup"]
@@ -463,53 +554,44 @@ def chunk_times():
 
 
 # %% tags=["figure"]
-def draw_traffic(ax):
-    """The two terms of (10.2), and all bytes as they were counted."""
+def draw_predicted(ax):
+    """The milliseconds of the two terms of (10.2), and of everything by (10.1)."""
     sizes = torch.tensor([*by_chunk()])
-    terms = {"states": 4096 * 16 * 7 * 32 * 64 / sizes / 1e6, "pairs": 4096 * 16 * 13 * sizes / 1e6}
-    terms["all bytes"] = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
-    colors = plotting.COLORS[2], plotting.COLORS[0], plotting.INK
-    places = (27, 6.5), (110, 60), (20, 50)
-    for (name, values), color, place in zip(terms.items(), colors, places, strict=True):
-        ax.plot(sizes, values, color=color, lw=4)
-        ax.text(*place, name, color=color, fontsize=20)
-    ax.set_xlabel("tokens in a chunk", fontsize=19)
-    ax.set_ylabel("megabytes", fontsize=19)
-    ax.set(xscale="log", yscale="log", xlim=(7, 1700), ylim=(1, 4000))
+    states, pairs = 4 * 4096 * 4 * 7 * 32 * 64 / sizes, 4 * 4096 * 4 * 13 * sizes  # bytes
+    of_byte, ink = 1e3 / MACHINE.bandwidth, plotting.INK
+    ax.plot(sizes, of_byte * states, color=plotting.COLORS[2], lw=4)
+    ax.plot(sizes, of_byte * pairs, color=plotting.COLORS[0], lw=4)
+    ax.plot(sizes, chunk_times()["predicted"], "o--", color=ink, lw=3, ms=9)
+    ax.text(150, 0.26, "states", color=plotting.COLORS[2], fontsize=20)
+    ax.text(9, 0.37, "pairs", color=plotting.COLORS[0], fontsize=20, rotation=29)
+    words = "everything,\nby (10.1)"
+    ax.text(560, chunk_times()["predicted"][-1], words, color=ink, fontsize=20, va="center")
+    ax.set(xscale="log", yscale="log", xlim=(7, 2000), ylim=(0.1, 120))
     ax.set_xticks(sizes, sizes.tolist(), fontsize=18)
-    ax.set_yticks((10, 100, 1000), (10, 100, "1,000"), fontsize=18)
+    ax.set_yticks((0.1, 1, 10, 100), (0.1, 1, 10, 100), fontsize=18)
+    ax.set_xlabel("tokens in a chunk", fontsize=19), ax.set_ylabel("milliseconds", fontsize=19)
     ax.minorticks_off()
 
 
 # %% tags=["figure"]
-def draw_times(ax):
-    """Milliseconds by (10.1) and by the clock; the axes fit: bytes over bandwidth are a time."""
-    right = ax.twinx()
-    looks = dict(predicted=("o--", "#666666"), measured=("o-", plotting.COLORS[1]))
-    for name, times in chunk_times().items():
-        look, color = looks[name]
-        right.plot([*by_chunk()], times, look, color=color, ms=9, lw=3)
-        right.text(560, times[-1], name, color=color, fontsize=20, va="center")
-    right.spines["right"].set_visible(True)
-    of_megabyte = 1e9 / MACHINE.bandwidth  # milliseconds
-    right.set(yscale="log", ylim=[of_megabyte * each for each in ax.get_ylim()])
-    right.set_yticks((1, 10, 100), (1, 10, 100), fontsize=18)
-    right.set_ylabel("milliseconds", fontsize=19)
-    right.minorticks_off()
-    return right
+def draw_measured(ax):
+    """The milliseconds by the clock; returns what it drew."""
+    times, red = chunk_times()["measured"], plotting.COLORS[1]
+    curve = ax.plot([*by_chunk()], times, "o-", color=red, ms=9, lw=3)
+    return [*curve, ax.text(560, times[-1], "measured", color=red, fontsize=20, va="center")]
 
 
-# %% slide_title="Traffic is smallest at 32, and by the clock 32 and 64 are fastest" tags=["figure"]
+# %% slide_title="We predict that 32 is fastest, and by the clock it's 32 or 64" tags=["figure"]
 fig, ax = plotting.figure(size=(10.4, 6))
-draw_traffic(ax)
+draw_predicted(ax)
 plotting.save(
     fig,
     "10_chunks",
-    "SSD on 4,096 tokens by chunk size, on logarithmic axes. The megabytes of states fall, those "
-    "of pairs rise, and the lines meet near 32, where all bytes are fewest. On the right axis, "
-    "milliseconds predicted and measured: both fall to 32 or 64 tokens and rise again; the "
-    "measured curve lies above and rises more steeply from 128 to 512.",
-    stages=[[draw_times(ax)]],
+    "Milliseconds of SSD on 4,096 tokens by chunk size, on logarithmic axes. The time for bytes "
+    "of states falls, that for pairs rises, and the lines meet near 32. All operators by (10.1), "
+    "dashed, take least at 32. The measured curve lies above: it is lowest at 32 and 64, and rises "
+    "more steeply from 128 to 512.",
+    stages=[draw_measured(ax)],
 )
 
 # %% tags=["guard"]
@@ -529,10 +611,9 @@ rose = [median(runs[0][str(q)]) / median(runs[1][str(q)]) for q in by_chunk()]
 assert all(0.46 < one < 0.5 for one in rose[5:])
 
 # %% [markdown] slide_title="Three kernels do the four steps, and no pair is stored"
-# By (10.1), 32 is the fastest, and by the clock 32 or 64. Up to 128, a pass takes 1.4 to 1.9 times
-# as long as predicted: only the shape agrees. With chunks of 256 and 512, it's three and four
-# times. There the largest tensors take up 32 and 64 MiB, and the operating system clears fresh
-# pages for them first.
+# The prediction finds the lowest point, but not the time: up to 128, a pass takes 1.4 to 1.9 times
+# as long as predicted. With chunks of 256 and 512, it's three and four times. There the largest
+# tensors take up 32 and 64 MiB, and the operating system clears fresh pages for them first.
 #
 # The papers' kernels still store $CB^\top$ and load it again (mamba-ssm's `ssd_combined.py`). What
 # if no number of a pair went through memory?
@@ -540,14 +621,14 @@ assert all(0.46 < one < 0.5 for one in rose[5:])
 # %% [markdown]
 # ## 5 · Three kernels
 #
-# A *kernel* runs many times in parallel, and each run is a *program*. Triton lets you write kernels
-# in Python. Between `tl.load` and `tl.store`, a program keeps its numbers in registers and in the
-# fast memory beside them.
+# PyTorch's operators hand their results to each other through memory. Write the whole chain as one
+# operator of your own, and they don't have to. That's a *kernel*: a small program that runs many
+# times in parallel, each time on a piece of its own. It loads its piece, computes, and stores a
+# result. Whatever it makes between `tl.load` and `tl.store` stays in registers and in the fast
+# memory beside them. Triton lets you write kernels in Python.
 #
-# `cheems_ref/triton_ssd.py` does chapter 03's four steps in three kernels, for one head per
-# program. `_write` takes step 2: for each chunk and each 32 channels, what its tokens write into a
-# state. `_carry` takes step 3: for each 512 numbers of the state, the state before each chunk.
-# `_read` takes steps 1 and 4: for each chunk and each 32 channels, its $y$.
+# `cheems_ref/triton_ssd.py` does chapter 03's four steps in three kernels: `_write` takes step 2,
+# `_carry` step 3, and `_read` steps 1 and 4. Each program works on one head.
 #
 # Picture the matrix $M$ in $y = Mx$. Which programs make which block?
 
@@ -669,30 +750,26 @@ assert not last[10:].any() and not last[:, 8:].any()
 assert token[token < l].tolist() == [*range(32, 42)] and number[number < n].tolist()[-1] == 23
 assert math.exp(-750) == 0
 
-# %% [markdown]
+# %% [markdown] slide_title="With these names you can read the kernels"
 # ## 6 · The kernel, line by line
 #
-# Each kernel has a PyTorch twin with the same names. Only the twin of `_write` is shown. In
-# `_write` and `_read`, `t` and `j` are the chunk's tokens and the tile's channels, and `t < l` and
-# `j < p` are their masks. `mine` has the tokens' rows of $x$, $\Delta$ and $y$, one per head.
-# `shared` has their rows of $B$ and $C$, which the $h/g$ heads of a group share. `place` is the
-# number of the chunk's state.
+# Each kernel has a twin in PyTorch, folded here, which any machine can run. For one program, the
+# names are:
 #
-# The name `decay` stands for the *log* decay $\Delta A$ of each token, which PyTorch has multiplied
-# before. `since` is its sum from the chunk's start. `over` is the decay over a whole chunk. `X`,
-# `K`, and in `_read` also `Q`, are tiles of $x$, $B$ and $C$.
+# | name | what it is |
+# |---|---|
+# | `t`, `j`, `i` | its chunk's tokens, its tile's channels, 16 of the $n$ numbers of $B$ |
+# | `mine`, `shared` | its tokens' rows in $x$, $\Delta$, $y$ (per head), in $B$, $C$ (per group) |
+# | `place` | the number of its chunk's state |
+# | `since`, `whole` | log decay from the chunk's start; over the whole chunk |
+# | `X`, `steps`, `K`, `Q` | tiles of $x$, $\Delta$, $B$ and $C$ |
 #
-# A program first finds out what it works on. `_write[grid]` starts the programs. Their grid has
-# three axes: chunks × tiles, heads, and texts of the batch (`row`).
-#
-# `tl.program_id` tells a program its place on each axis. On the first, `//` gives the chunk and `%`
-# the tile:
+# A program first finds out what it works on. The programs form a grid with three axes: chunks ×
+# tiles, heads, and texts of the batch (`row`). `tl.program_id` tells a program its place on each
+# axis. On the first, `//` gives the chunk and `%` the tile:
 
 # %% tags=["aside"]
-print(triton("_program", "tiles =", "t, j ="))
-
-# %% tags=["aside"]
-print(triton("_program", "mine, shared =", "place ="))
+print(triton("_program", "tiles =", "place ="))
 
 # %% slide_title="Its place tells a program its chunk, tile and head" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -705,11 +782,11 @@ plotting.show_drawing(
 
 # %% [markdown] slide_title="A chunk writes the sum of its decayed outer products"
 # **`_write`** computes what a chunk leaves in an empty state, here $n \times p$: the sum of
-# $B_s\,\Delta_s\,x_s^\top$, each term decayed to the end of the chunk, as in (3.7). Here is the
-# twin. It makes `N` rows of the state at a time:
+# $B_s\,\Delta_s\,x_s^\top$, each term decayed to the end of the chunk, as in (3.7). It makes `N`
+# rows of the state at a time, and `tl.dot` is a matrix product:
 
 
-# %% slide_title="The twin of the write, in PyTorch"
+# %% tags=["setup"]
 def write(point, head, row=0, l=l):
     """The twin of _write."""
     t, j, mine, shared, place = program(point, head, row, l)
@@ -727,19 +804,25 @@ def write(point, head, row=0, l=l):
     store("over", place, whole.exp())
 
 
-# %% [markdown] slide_title="The same lines in Triton"
-# And the same lines in Triton, where `tl.dot` is a matrix product:
-
-# %%
+# %% tags=["aside"]
 print(triton("_write", "since =", "tl.store(over"))
 
-# %% [markdown] slide_title="Triton and the twin agree line by line"
-# Line by line, it's the twin. A tile can't be indexed, so we take the last element as the minimum.
-#
+# %% [markdown]
+# (A tile can't be indexed, so the last element is taken as the minimum.) What does each line make?
+
+# %% slide_title="In the write, only a piece of the state goes to memory" tags=["figure", "slide"]
+plotting.show_drawing(
+    "10_write",
+    "Six lines of the kernel, each with what it makes: two columns of numbers, a tile of x and a "
+    "tile of B, in blue, and a piece of the state, in orange. A frame around them says that this "
+    "stays in the program. Below it, the line that stores the piece goes to memory.",
+)
+
+# %% [markdown]
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
 # what if we forget the mask on the tokens?
 
-# %% slide_title="A forgotten mask shows only at a ragged end"
+# %% tags=["aside"]
 _ = run(write, CHUNKS * TILES, h)
 right = stored("states").clone()
 recurrence = torch.stack([alone(j) for j in range(CHUNKS)], dim=1)
@@ -752,11 +835,13 @@ _ = must_differ("no mask at the ragged end", stored("states"), right)
 wrong = (stored("states") - right).abs().amax((0, 2, 3))  # in each chunk
 assert wrong[:-1].max() < 1e-12 < wrong[-1]  # only in the last, of 10 tokens
 
-# %% [markdown] slide_title="With a multiple of the chunk size, no test sees the mistake"
-# It's easy to miss: with a multiple of 16 tokens, no program reads past the end.
+# %% [markdown]
+# **A test with a multiple of 16 tokens doesn't notice.** With 42 tokens and no mask, the last chunk
+# is wrong. With 48, no program reads past the end, and the test passes.
 #
-# **`_carry`** goes through the chunks in order. It loads what each chunk writes, and stores the
-# state *before* the chunk in its place. Its heart is `state = tl.load(over …) * state + write`.
+# **`_carry`** is chapter 01's recurrence, with a chunk for a token. It goes through the chunks in
+# order and stores, where a chunk's write was, the state *before* the chunk. With `over`, the decay
+# over a chunk, its heart is `state = tl.load(over …) * state + write`.
 
 
 # %% tags=["setup"]
@@ -777,15 +862,15 @@ GRIDS = {"write": (CHUNKS * TILES, h), "carry": (math.ceil(n * p / SLICE), h)}
 GRIDS["read"] = GRIDS["write"]
 
 
-# %% [markdown] slide_title="In the read, the pairs live and die"
+# %% [markdown]
 # **In `_read`, the pairs of our opening picture live and die.** Can you find the thirteen reads and
 # writes in these lines? (`tl.dot(a, b, c)` returns $c + ab$.)
 
-# %%
+# %% tags=["aside"]
 print(triton("_read", "scores = tl.zeros", "tl.store(y"))
 
 # %% [markdown]
-# The picture shows what each line makes. Only the last line sends something to memory.
+# Only the last line sends something to memory. (`before` is what the tokens read from the state.)
 
 # %% slide_title="No line stores a number of a pair" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -846,14 +931,12 @@ check("the state after the last chunk", stored("final"), final[0].mT)
 check_triton()
 
 # %% [markdown] slide_title="No square of the chunk size is left" slide_figure="10_fused:0"
-# **What do they move?** Every number that moves is in a `tl.load` or a `tl.store`. Count `_write`
-# for one head of $l$ tokens in $c$ chunks, with $T = \lceil p/32 \rceil$ tiles of channels. Over
-# all tiles a token's $x$ is loaded once, $p$ numbers. Its row of $B$, its $\Delta$ and its log
-# decay are loaded once per tile: $T(n + 2)$. Per chunk, a state and $T$ decays are stored: $np +
-# T$.
+# **What do they move?** Every number that moves is in a `tl.load` or a `tl.store`, so count: in
+# `_write`, a token's $x$ is loaded once over all tiles, and its row of $B$, its $\Delta$ and its
+# log decay once per tile. Per chunk, a state and a decay per tile are stored.
 #
-# `_carry` works in $S = \lceil np/512 \rceil$ slices of a state. For one head of $l$ tokens, the
-# three kernels move
+# One head has $l$ tokens in $c$ chunks, $T = \lceil p/32 \rceil$ tiles of channels and $S = \lceil
+# np/512 \rceil$ slices of its $n \times p$ state. For it, the three kernels move so many numbers:
 #
 # $$\begin{aligned}
 # \text{write} &: \; l\,(p+T(n+2)) + c\,(np+T)\\
@@ -949,8 +1032,8 @@ plotting.save(
 # to a multiprocessor, for all of its programs. A *warp* is 32 threads in step, and *occupancy* the
 # share of 64 warps that a multiprocessor holds.) What do you expect of the largest tile?
 #
-# Here is what larger tiles need per thread, in float32, for chunks of 64 tokens, $n = 128$ and
-# $p = 64$.
+# Here is how many bytes a thread *spills* (parks in memory) if a tile has $N$ numbers of $B$ and
+# $P$ channels, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$.
 
 # %% tags=["aside"]
 print("            N    P   registers   bytes spilled   KiB shared   occupancy")
@@ -970,7 +1053,7 @@ def draw_spilled(ax, rows):
         column, place = (80, 90).index(row["capability"]), names.index(f"{row['N']} × {row['P']}")
         shade = math.log1p(row["spilled"]) / math.log1p(largest)
         ax.barh(place, 0.96, 0.9, column, color=plotting.COLORS[1], alpha=0.06 + 0.6 * shade)
-        how = dict(fontsize=26, ha="center", va="center")
+        how = dict(fontsize=24, ha="center", va="center")
         ax.text(column + 0.48, place, f"{row['spilled']:,}", weight="bold", **how)
     ax.set_yticks(range(len(names)), [f"ours: {names[0]}", *names[1:]], fontsize=20)
     ax.set_xticks([0.48, 1.48], ["A100: bytes spilled", "H100: bytes spilled"], fontsize=22)
@@ -979,8 +1062,8 @@ def draw_spilled(ax, rows):
     ax.spines[["left", "bottom"]].set_visible(False)
 
 
-# %% slide_title="Only 16 × 32 and 32 × 32 spill nothing on either GPU" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 5))
+# %% slide_title="Too large a tile spills, and nothing tells you" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12.4, 4.2))
 draw_spilled(ax, [row for row in COMPILED["tiles"] if row["capability"] in (80, 90)])
 ax.set_ylabel("N × P", fontsize=20)
 plotting.save(
@@ -992,11 +1075,11 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
-# On an A100, a thread of the largest tile stores and loads 51,692 bytes. With 256 threads and 4,096
-# pairs, that's 800 numbers for every pair, where PyTorch has thirteen. Don't be fooled by its 32
-# registers and its occupancy, the highest of all: nearly everything is in memory. In the first row
-# nothing spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves
-# no room for a second.
+# On an A100, the largest tile moves 800 numbers for every pair, and PyTorch thirteen. (256 threads
+# store and load 51,692 bytes each, for 4,096 pairs.) Don't be fooled by the tile's 32 registers and
+# its occupancy, the highest of all: nearly everything is in memory. In the first row nothing
+# spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves no room
+# for a second.
 #
 # Our kernels take the first row. Why 32 channels and not all 64? On an H100 they'd cost nothing,
 # but on an A100 they spill 132 bytes. So at $p = 64$ two programs compute the same $CB^\top$. (Our
@@ -1024,17 +1107,16 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # grouped doesn't matter. A softmax needs the sum over *all* keys. Must the whole row of scores be
 # in memory?
 #
-# Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
-# score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights.
-#
-# When two slices join, the factor $e^{m_1 - m}$ moves the sums $z$ and $u$ from their own maximum
-# to the common one:
+# Let a query see only a slice of the keys. Of a slice's scores $s$, keep the largest, $m$, the sum
+# $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. When two slices join, take
 #
 # $$\begin{aligned}
 # m&=\max(m_1,m_2)\\
 # z&=e^{m_1-m}z_1+e^{m_2-m}z_2\\
 # u&=e^{m_1-m}u_1+e^{m_2-m}u_2
 # \end{aligned} \tag{10.4}$$
+#
+# The factor $e^{m_1 - m}$ moves $z$ and $u$ from their own maximum to the common one.
 #
 # The state's rule is (1.11), $(a_1, W_1) \cdot (a_2, W_2) = (a_1 a_2,\; a_2 W_1 + W_2)$.
 
@@ -1089,12 +1171,13 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 #
 # ## 9 · A race between five systems
 #
-# Chapter 09 trained five systems of a million parameters on batches of four windows of 512 bytes.
-# We timed a training pass over this batch on the second server of section 2. Before that, we
-# predicted the times by (10.1), and committed the prediction: LlaMa is the fastest, and Mamba-2
-# takes 1.4 times as long. (The bet used the first server's rates. With the second's, as the hollow
-# dots have it, (10.1) says 1.2.) Look left first: where is LlaMa? The right picture is of another
-# server, two million parameters, and one text in a pass.
+# Chapter 09 trained five systems of a million parameters. Which one trains fastest? We predicted it
+# by (10.1), and committed the prediction: LlaMa, and Mamba-2 takes 1.4 times as long. Only then did
+# we time a training pass, over chapter 09's batch of four windows of 512 bytes, on the second
+# server of section 2. (The bet used the first server's rates. With the second's, as the hollow dots
+# have it, (10.1) says 1.2.)
+#
+# Where is LlaMa, as we predicted it (hollow), and as we measured it (filled)?
 
 
 # %% tags=["setup"]
@@ -1146,14 +1229,16 @@ def loss_and_time():
 def draw_losses(ax, found):
     """Loss against time: filled as measured, hollow as predicted."""
     for i, (name, (loss, took, predicted)) in enumerate(found.items()):
-        how = dict(color=plotting.COLORS[i], ms=11)
+        how = dict(color=plotting.COLORS[i], ms=14)
         ax.plot([predicted, took], [loss, loss], ":", color=plotting.COLORS[i])
         ax.plot(predicted, loss, "o", mfc="white", mew=2, **how)
         ax.plot(took, loss, "o", **how)
-        ax.text(took + 12, loss, name, color=plotting.COLORS[i], fontsize=14, va="center")
-    ax.set(xlim=(150, 540), ylim=(1.93, 2.8), xlabel="milliseconds of a training pass")
-    ax.set(ylabel="held-out nats per byte", title="loss against time (lower is better)")
-    ax.text(160, 1.95, "hollow: predicted, filled: measured", fontsize=14, color="#555555")
+        ax.text(took + 8, loss, name, color=plotting.COLORS[i], fontsize=20, va="center")
+    ax.set(xlim=(150, 500), ylim=(1.93, 2.8))
+    ax.set_xlabel("milliseconds of a training pass (lower is better)", fontsize=19)
+    ax.set_ylabel("held-out nats per byte (lower is better)", fontsize=19)
+    ax.tick_params(labelsize=18)
+    ax.text(160, 1.96, "hollow: predicted, filled: measured", fontsize=19, color="#555555")
 
 
 # %% tags=["figure"]
@@ -1162,26 +1247,24 @@ def draw_race(ax):
     for i, name in enumerate(SYSTEMS):
         times = turns("training", name).median(0).values
         how = dict(color=plotting.COLORS[i], linestyle=plotting.DASHES[i], marker="o", label=name)
-        ax.plot(LENGTHS, torch.tensor(LENGTHS) / times / 1000, **how)
-    ax.set(xscale="log", xlabel="tokens", ylim=(0, None), ylabel="thousand tokens per second")
-    ax.set(xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]])
-    ax.set(title="the race by length (higher is better)")
-    ax.minorticks_off()
-    ax.legend()
+        ax.plot(LENGTHS, torch.tensor(LENGTHS) / times / 1000, lw=3, ms=9, **how)
+    ax.set(xscale="log", ylim=(0, None))
+    ax.set_xlabel("tokens of one text, in training", fontsize=19)
+    ax.set_ylabel("thousand tokens per second", fontsize=19)
+    ax.set_xticks(LENGTHS, [f"{l:,}" for l in LENGTHS], fontsize=18)
+    ax.tick_params(axis="y", labelsize=18), ax.minorticks_off()
+    ax.legend(fontsize=18)
 
 
 # %% slide_title="LlaMa is last in loss and, against our prediction, in time" tags=["figure"]
-fig, (left, right) = plotting.figure(1, 2, size=(13, 5))
-draw_losses(left, loss_and_time())
-draw_race(right)
+fig, ax = plotting.figure(size=(10.8, 6))
+draw_losses(ax, loss_and_time())
 plotting.save(
     fig,
     "10_race",
-    "Left, held-out loss against the time of a training pass for five systems of a million "
-    "parameters. LlaMa has the highest loss and the longest time; Mamba-2 the lowest loss, OTCE "
-    "the shortest time. Hollow dots, the predictions, are all further left, LlaMa's furthest. "
-    "Right, thousand tokens per second in training, 256 to 16,384 tokens, with two million "
-    "parameters: LlaMa is ahead at 256 tokens, and far below the others from 2,048 on.",
+    "Held-out loss against the time of a training pass for five systems of a million parameters. "
+    "LlaMa has the highest loss and the longest time; Mamba-2 the lowest loss, OTCE the shortest "
+    "time. Hollow dots, the predictions, are all further left, LlaMa's furthest.",
 )
 
 # %% [markdown] slide_title="We lost the bet: attention takes four times what its products take"
@@ -1189,10 +1272,9 @@ plotting.save(
 # each of the others. It's section 2's low dot again. One layer's attention, both passes, takes 30
 # ms where its products should take 8, and LlaMa has eight such layers: half of its time.
 #
-# Right, length decides. At 256 tokens LlaMa is the fastest; the others overtake it at 400 to 1,300
-# tokens, on average over five runs. WM's Figure 6 puts Cheems ahead of Jamba and slightly below
-# Mamba-2. On our core Cheems is about as fast as Jamba (0.83 to 1.10 times, by length), and at
-# 16,384 tokens has two thirds of Mamba-2's speed.
+# Is LlaMa slow, then? That depends on the length. With two million parameters and one text in a
+# pass, on the first server, LlaMa is the fastest at 256 tokens. The others overtake it at 400 to
+# 1,300 tokens, on average over five runs.
 
 # %% tags=["guard"]
 found = loss_and_time()
@@ -1214,12 +1296,28 @@ for kind in ("evaluation", "training"):
     assert all(400 < fmean(crossings(kind, name, "LlaMa")) < 1300 for name in [*SYSTEMS][1:])
 print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,048 on")
 
+# %% slide_title="LlaMa is fastest at 256 tokens, slowest from 2,048" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(10.8, 6))
+draw_race(ax)
+plotting.save(
+    fig,
+    "10_length",
+    "Thousand tokens per second in training, 256 to 16,384 tokens, of five systems of two million "
+    "parameters: LlaMa is ahead at 256 tokens, and far below the others from 2,048 on.",
+)
+
+# %% [markdown]
+# Let's compare. WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. On our core
+# Cheems is about as fast as Jamba (0.83 to 1.10 times, by length), and at 16,384 tokens has two
+# thirds of Mamba-2's speed.
+
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
-# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation,
-# beside those of two million on our core. Where do you expect LlaMa, the line at 1, to win?
+# through memory. Let's race four systems on an H100, in evaluation. Where do you expect LlaMa, the
+# line at 1, to win?
 #
-# Only the first column is measured, on our core. (10.1) predicts the others.
+# Only the first column is measured, on our core, with two million parameters. (10.1) predicts the
+# others, for 1.3 billion.
 
 
 # %% tags=["setup"]
@@ -1324,7 +1422,7 @@ def draw_speeds(ax, shown):
     ax.set(yscale="log", ylim=(0.42, 2.1), xlim=(-0.3, last + 0.95))
     ax.set_yticks([0.5, 1, 2], ["half", "LlaMa's", "twice"], fontsize=18)
     ax.set_xticks(range(last + 1), [*shown], fontsize=18)
-    ax.set_ylabel("speed", fontsize=19)
+    ax.set_ylabel("speed, in units of LlaMa's", fontsize=19)
     ax.minorticks_off()
 
 
@@ -1333,7 +1431,7 @@ def draw_once(ax, place, before, after):
     """Cheems, if each row of its experts' tables is read once; returns what it drew."""
     before_it = set(ax.get_children())
     plotting.arrow(ax, (place, before), (place, after), color=plotting.COLORS[4])
-    words = f"{after:.2f}, if each row\nof a table is read once"
+    words = f"{after:.2f}, if each row of the\nexperts' tables is read once"
     ax.text(place - 0.1, 1.03 * after, words, fontsize=18, ha="right", color="#8a6000")
     return [artist for artist in ax.get_children() if artist not in before_it]
 
@@ -1356,14 +1454,13 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
-# At 4,096 tokens fusing decides: LlaMa is last with neither fused. With both it's first, unless
-# each row of Cheems' tables is read once. Does LlaMa have less to compute? No. **The matrix
-# products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each, and Cheems 6.7.** The bytes of the
-# operators that aren't fused decide. (Per byte moved, an H100 has time for 300 operations, and our
-# core for 6.4. With both fused, norms, gates, conversions and the experts' look-ups still go
-# through memory.) If a cache kept the rows of Cheems' experts, so that each is read once, Cheems
-# would be first, at 1.19. And at 65,536 tokens all three overtake LlaMa. A race at one length, with
-# one count of bytes, has no winner worth naming.
+# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. Does LlaMa
+# have less to compute? No. **The matrix products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each,
+# and Cheems 6.7.** The bytes of norms, gates, conversions and look-ups decide, which no kernel here
+# has fused. (While a byte moves, an H100 has time for 300 operations, and our core for 6.4.) If a
+# cache kept the rows of Cheems' experts, so that each is read once, Cheems would be first, at 1.19.
+# And at 65,536 tokens all three overtake LlaMa. A race at one length, with one count of bytes, has
+# no winner worth naming.
 #
 # The hollow dots are untested: they count neither launches nor exponentials.
 

@@ -49,9 +49,9 @@ def draw_mine(ax):
     point, head = MINE
     place = LEFT + WIDE * point, TOP - HIGH * (head + 1)
     box = ax.add_patch(Rectangle(place, WIDE, HIGH, fc=BLUE, ec=BLUE))
-    words = f"{point} // {TILES} = {point // TILES}: chunk {point // TILES}\n"
+    words = f"tiles = {TILES}\n{point} // {TILES} = {point // TILES}: chunk {point // TILES}\n"
     words += f"{point} % {TILES} = {point % TILES}: tile {point % TILES}"
-    return [box, ax.text(LEFT, 0.1, words, color=BLUE, fontsize=18)]
+    return [box, ax.text(LEFT, -0.1, words, color=BLUE, fontsize=18)]
 
 
 def draw_state(ax):

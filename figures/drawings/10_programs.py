@@ -6,7 +6,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from cheems_ref import plotting
 
-BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
+BLUE, _, GREEN, _, ORANGE, _ = plotting.COLORS
 ENDS = (0, 16, 32, 42)  # where the three chunks begin, and the last one's end
 UNIT, LEFT, TOP = 0.125, 0.2, 5.7  # inches of a token; the corner of M
 KERNELS = (
@@ -37,7 +37,7 @@ def draw_light(ax):
             (left, high), (right, low) = place(ENDS[i], ENDS[j]), place(ENDS[i + 1], ENDS[j + 1])
             size = right - left, high - low
             ax.add_patch(Rectangle((left, low), *size, fc="#f4f4f4", ec=plotting.QUIET, lw=1.2))
-            words = (f"write {j}", ORANGE), ("carry", GREEN), (f"read {i}", RED)
+            words = (f"write {j}", ORANGE), ("carry", GREEN), (f"read {i}", BLUE)
             step = size[1] / 3.4
             for k, (word, color) in enumerate(words):
                 at = (left + right) / 2, (low + high) / 2 + (1 - k) * step

@@ -39,7 +39,8 @@ def draw_addresses(ax):
         ax.add_patch(Rectangle(corner, WIDE, HIGH, fc="none", ec=INK, lw=2.5, zorder=3))
         words = f"{row} · {STATE} + {NUMBERS[0]} = {row * STATE + NUMBERS[0]}"
         ax.text(x, TOP - 0.2 - 0.38 * i, words, fontsize=17, color=INK)
-    ax.text(x, TOP + 0.3, "addresses, in group 0:", fontsize=17, color=INK)
+    words = f"with {GROUPS} groups, token {TOKENS[0]} is\nrow {TOKENS[0] * GROUPS}. Addresses:"
+    ax.text(x, TOP + 0.18, words, fontsize=17, color=INK)
 
 
 def draw_masks(ax):
