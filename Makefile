@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
+EXTRAS := course,test,kernels,evaluate
 
 # mamba-ssm without its compiled extensions, which SSD does not use: no compiler, no GPU. Its Triton
 # kernels are plain Python files. --no-deps leaves out what only the extensions need.
@@ -109,7 +109,8 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one: make course PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(REQUIREMENTS)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .[$(EXTRAS)]
+	-@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib  # as pip does, but on every core
 ifeq ($(shell uname -s),Linux)
 	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
