@@ -55,8 +55,8 @@ def draw_model(ax):
     """A Cheems from bytes to logits, and the sections that build its parts."""
     blue, red, green = plotting.COLORS[:3]
     places = {"bytes": (0.5, plotting.QUIET, "§ 1"), "S\na state": (2.6, green, "§ 3, 4, 5")}
-    places |= {"E\nexperts": (4.9, blue, "§ 7"), "I\nattention": (7.6, red, "§ 2, 5, 6")}
-    places |= {"E\nexperts ": (9.9, blue, "§ 7"), "logits": (12, plotting.QUIET, "")}
+    places |= {"E\nMLP, then\nexperts": (4.9, blue, "§ 7"), "I\nattention": (7.6, red, "§ 2, 5, 6")}
+    places |= {"E\nMLP, then\nexperts ": (9.9, blue, "§ 7"), "logits": (12, plotting.QUIET, "")}
     for words, (x, color, sections) in places.items():
         plotting.box(ax, x, 2, words, color=color)
         ax.text(x, 1.1, sections, ha="center", fontsize=16, color=plotting.INK)
@@ -77,10 +77,9 @@ def draw_model(ax):
 
 
 # %% [markdown]
-# Here is the model, from bytes to a guess for the next one. Each letter is a layer. Two are
-# *mixers*, which move information between tokens: a state that fades, `S`, and attention, `I`.
-# After each comes `E`, which works on each token alone: an MLP that all tokens share, and tiny
-# experts. The numbers are this chapter's sections.
+# Here is the model, each letter a layer. Two are *mixers*, which move information between tokens: a
+# state that fades, `S`, and attention, `I`. After each, `E` works on each token alone: an MLP that
+# all share, then tiny experts. The numbers are this chapter's sections.
 
 # %% slide_title="WM: of eight mixers, seven are states and one is attention" tags=["figure"]
 fig, ax = plotting.canvas(12.7, 3.9)
@@ -155,10 +154,11 @@ assert abs(bigram - 2.32) < 0.03  # the manual differs a little between Pythons
 # %% [markdown] slide_title="Attention keeps everything, and searches it"
 # ## 2 · Attention, and what it costs
 #
-# A transformer keeps everything. Every token makes a *query*, a *key* and a *value*. So it can
-# *search*: find one token by what it says, however far back. Token $t$ compares its query with all
-# keys up to its own, turns the scores into weights that sum to 1, and takes the weighted mean of
-# the values:
+# A transformer keeps everything. Every token makes a *query*, a *key* and a *value*.
+#
+# Token $t$ compares its query with all keys up to its own, turns the scores into weights that sum
+# to 1, and takes the weighted mean of the values. So it can *search*: find one token by what it
+# says, however far back:
 #
 # $$y_t = \sum_{s \le t} w_{ts}\, v_s, \qquad w_{ts} =
 #   \frac{e^{q_t \cdot k_s / \sqrt p}}{\sum_{r \le t} e^{q_t \cdot k_r / \sqrt p}}. \tag{0.1}$$
@@ -167,7 +167,7 @@ assert abs(bigram - 2.32) < 0.03  # the manual differs a little between Pythons
 # its own, so the cells work on tensors of shape $(b, h, l, p)$:
 
 
-# %% slide_title="Attention is a weighted mean of the values so far" tags=["experiment"]
+# %% tags=["aside", "experiment"]
 def heads(x):  # (b, l, h p) -> (b, h, l, p)
     return x.unflatten(-1, (N_HEADS, -1)).transpose(1, 2)
 
@@ -209,8 +209,8 @@ check("the wrong order, on diagonal matrices", one.T @ two.T, (one @ two).T)
 # ### The bill
 #
 # Attention never forgets, and that has a price: to write the next token, a model needs the keys and
-# values of all earlier ones. Take WM's models of 1.3 billion parameters. LLaMA has 24 attention
-# layers. Cheems has three, and so has Jamba with its published one in eight. What do they keep?
+# values of all earlier ones. Of WM's models of 1.3 billion parameters, LLaMA has 24 attention
+# layers, Jamba and Cheems have three:
 
 # %% tags=["setup"]
 LENGTHS = [2**i for i in range(8, 21)]
@@ -267,24 +267,21 @@ assert TOLERANCE[torch.float64] == 1e-10 and TOLERANCE[torch.float32] == 1e-5
 # At 256 tokens it's over half. There the states count, which take 0.02 GiB after ten tokens as
 # after ten million. (Shared keys and values can save as much: chapter 07.)
 
-# %% [markdown] slide_title="A state fades, is written into, and is read"
+# %% [markdown] slide_title="A state fades, is written into, and is read" slide_figure="00_step:0"
 # ## 3 · A state that fades
 #
-# A state $h_t$ is a matrix of fixed size, $p \times n$, one per head, that all tokens share. Each
-# token lets the old state fade, writes its value $x_t$ of $p$ numbers under a key $B_t$ of $n$, and
-# reads what is filed under $C_t$. The token computes its own $\Delta_t$, $B_t$ and $C_t$, so the
-# state is *selective*:
+# All tokens share a state $h_t$, a matrix of $p \times n$ numbers per head.
+#
+# A token lets the state, whose size is fixed, fade. It writes its value $x_t$ of $p$ numbers under
+# a key $B_t$ of $n$, and reads what is filed under $C_t$. It computes its own $\Delta_t$, $B_t$ and
+# $C_t$, so the state is *selective*:
 #
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{0.2}$$
-#
-# $A < 0$ says how fast a head forgets. The step size $\Delta_t > 0$ says how long the state listens
-# to the token (chapter 01). The longer it listens, the more it takes in, and the more the old
-# values fade. A token with a tiny step changes nearly nothing.
 #
 # Here it is for one head. `einsum` names the axes and sums over letters that the result leaves out:
 
 
-# %% slide_title="Fade, write, read" slide_figure="00_step:0"
+# %% tags=["aside"]
 def recurrence(x, dt, A, B, C):
     """Equation 0.2 for one head: x (l, p), dt (l,), A a number, B and C (l, n)."""
     state, y = torch.zeros(x.shape[1], B.shape[1]), []
@@ -293,6 +290,11 @@ def recurrence(x, dt, A, B, C):
         y.append(einsum("pn,n->p", state, C[t]))
     return torch.stack(y)
 
+
+# %% [markdown]
+# $A < 0$ says how fast a head forgets. The step size $\Delta_t > 0$ says how long the state listens
+# to the token (chapter 01). The longer it listens, the more it takes in, and the more the old
+# values fade:
 
 # %% slide_title="One step size sets what fades and what is written" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -373,9 +375,10 @@ _ = must_differ("five keys in a state of width 4", y[5:], values, at_least=0.1)
 # ## 4 · The same thing is a matrix
 #
 # The recurrence handles one token after the other, attention all of them at once. Can a state do
-# that? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$. It fades over the steps $s+1,
-# \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$, a query times a key. No softmax, but a
-# decay, and that's called *linear attention with decay*:
+# that? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$.
+#
+# What $s$ wrote fades over the steps $s+1, \dots, t$. Token $t$ reads it with weight $C_t \cdot
+# B_s$, a query times a key. There's no softmax, but a decay: *linear attention with decay*:
 #
 # $$y_t = \sum_{s \le t} M_{ts}\, x_s, \qquad
 #   M_{ts} = (C_t \cdot B_s)\; e^{A (\Delta_{s+1} + \dots + \Delta_t)}\; \Delta_s. \tag{0.3}$$
@@ -399,9 +402,10 @@ M = duality_matrix(dt, A, B, C)
 check("matrix form = recurrence", M @ x, recurrence(x, dt, A, B, C))
 
 # %% [markdown]
-# That both are one function is *state space duality* (Dao and Gu): a recurrence, token by token, or
-# $Mx$, all at once. Here is $M$ beside attention's matrix from the same $C$ and $B$. Its far corner
-# is pale: with this fast decay, what is long past counts for little.
+# Here is $M$ beside attention's matrix from the same $C$ and $B$. Its far corner is pale: with this
+# fast decay, what is long past counts for little.
+#
+# The recurrence and the matrix give the same $y$: that's *state space duality* (Dao and Gu).
 
 
 # %% tags=["figure"]
@@ -428,7 +432,7 @@ def draw_chunks(ax, l, size):
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=color, lw=3)
 
 
-# %% slide_title="Inside a chunk multiply; between chunks hand the state over" tags=["figure"]
+# %% slide_title="Duality: multiply inside chunks, hand the state on between them" tags=["figure"]
 B, C = random(2, 12, 4, seed=7)
 softmax = attention(C[None, None], B[None, None], torch.eye(12)[None, None])[0, 0]
 M = duality_matrix(0.1 + random(12, seed=8).abs(), torch.tensor(-1.0), B, C)
@@ -493,9 +497,8 @@ for head in (0, 1):
 # says *what*, not *where*. You could add a vector for each position. But then "the cat" gets
 # different scores early and late in a text.
 #
-# *Rotate* instead: cut a vector into pairs of numbers, and turn each pair by an angle that grows
-# with the position. WM and Ch do that to $q$ and $k$ in `I`, and to $C$ and $B$ in `S`, which are a
-# query and a key:
+# *Rotate* instead: turn each pair of numbers of $q$ and $k$ in `I`, and of $C$ and $B$ in `S`, by
+# an angle that grows with the position:
 
 # %% slide_title="WM: turn both arrows, and the angle between them stays" tags=["figure"]
 plotting.show_drawing(
@@ -505,16 +508,8 @@ plotting.show_drawing(
     "between them is the same. In S, C and B take the places of query and key.",
 )
 
-# %% tags=["guard"]
-q, k = random(2, 4, seed=13)
-angle = torch.arange(40)[:, None] * torch.tensor([1.0, 0.01])
-waves = torch.cat([angle.sin(), angle.cos()], dim=-1)
-scores = (q + waves) @ (k + waves).T  # the same q and k at each of 40 positions
-_ = must_differ("added positions, moved by one", scores[1:, 1:], scores[:-1, :-1])
-
 # %% [markdown]
-# The angle between them stays, and the inner product with it, so a score knows the distance. In `S`
-# a write also fades, by the steps $\Delta$ in between.
+# So a score knows the distance. In `S` a write also fades, by the steps $\Delta$ in between.
 #
 # Pair $i$ turns by $10000^{-2i/n}$ per token:
 
@@ -531,6 +526,10 @@ def rotate(x):
 
 # %% tags=["guard"]
 q, k = random(2, 4, seed=13)
+angle = torch.arange(40)[:, None] * torch.tensor([1.0, 0.01])
+waves = torch.cat([angle.sin(), angle.cos()], dim=-1)
+scores = (q + waves) @ (k + waves).T  # the same q and k at each of 40 positions
+_ = must_differ("added positions, moved by one", scores[1:, 1:], scores[:-1, :-1])
 scores = rotate(q.expand(40, 4)) @ rotate(k.expand(40, 4)).T
 check("rotated, moved by one: the same scores", scores[1:, 1:], scores[:-1, :-1])
 
@@ -565,10 +564,11 @@ class SSD(nn.Module):
 # ## 6 · What to retrieve
 #
 # What should attention take from the tokens it found? Usually $v = W x$, with one $W$ for all
-# tokens. An *inner function*, hence the letter `I`, makes the map depend on the token.
+# tokens. An *inner function*, hence the letter `I`, makes the map depend on the token. In Ch it's
+# an `S`, which knows the past.
 #
-# In Ch the inner function is an `S`, which knows the past. In WM it's a table: a token picks the
-# rows whose keys fit it best, and multiplies itself by their sum, entry by entry ($\circ$):
+# In WM the *inner function* is a table in place of $W$: a token picks the rows whose keys fit it
+# best, and multiplies itself by their sum, entry by entry ($\circ$):
 
 # %% slide_title="WM: rows of a table give each token a map of its own" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -579,8 +579,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# WM's `I` also has a *dynamic mask*, a number per head and place. As printed it starts at 1, gets
-# no gradient, and so never hides a key (our run, chapter 05).
+# WM's mask for `I` gets no gradient as printed, so it hides no key (our run, chapter 05).
 #
 # Two rows, their weights (a softmax) and one table per head are ours. The folded cells have the
 # table and the whole `I`.
@@ -639,17 +638,17 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# The shared MLP is the large part, which WM lets store the main transformation. In ours 65,536
+# The shared MLP is the large part and stores the main transformation, says WM. In ours 65,536
 # weights work on every token. The 256 experts have as many, and a token uses 2,048 of them.
 #
 # An expert is one neuron: a vector that decides whether it fires, and one that it adds if it does.
 # WM's largest model has 8,192 a layer (Table 7). Why not a million? How do you find the best few?
 #
 # Lay them out in a square with $r = 1000$ rows and columns. Expert $(i, j)$ has the score $q_1
-# \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$: each half of the query meets half a key. That's 2,000
-# inner products. Sort each half. The pair of ranks $(a, b)$, counted from 0, has $(a + 1)(b + 1) -
-# 1$ others that are as good or better: all with smaller or equal ranks. If that's $k$ or more,
-# forget the pair. For $k = 8$ a staircase of 20 is left:
+# \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$: each half of the query meets half a key.
+#
+# Sort each list of half scores. The cell in row $a$ and column $b$, counted from 0, has at least
+# $(a + 1)(b + 1) - 1$ others that are as good or better. For the best $k = 8$ a staircase is left:
 
 # %% slide_title="Two sorted lists hold the best eight of a million" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -659,6 +658,10 @@ plotting.show_drawing(
     "expert, and its score is the sum of its row's and its column's half. Of 8 by 8 cells, a "
     "staircase of 20 in the corner is numbered (a + 1)(b + 1), at most 8. Eight of them are dark.",
 )
+
+# %% [markdown]
+# For a million experts that's 2,000 half scores and 20 sums. The folded cells have `best_pairs`,
+# check it against all million sums, and add up the experts that each head finds.
 
 
 # %% tags=["setup", "experiment"]
@@ -680,8 +683,7 @@ check("best of 20 sums = best of 1,000,000", scores, best)
 check("and the same experts", found, where)
 
 # %% [markdown]
-# The folded cells have `best_pairs`, check it against all million sums, and add up the experts that
-# each head finds. Here is the layer `E` (chapter 06):
+# Here is the layer `E` (chapter 06):
 
 
 # %% tags=["setup", "experiment"]
@@ -726,8 +728,9 @@ assert EXPERT_HEADS * K_EXPERTS * 2 * D_MODEL == 2_048 and N_EXPERTS == 256
 # ## 8 · A string of letters
 #
 # A model is a string with a letter per layer: `SE × 7 + IE`, three times, or just `SESEIE`. A
-# vector of width 128 per token, the *stream*, runs through them. Each layer reads a normalised copy
-# of it and adds its result:
+# vector of width 128 per token, the *stream*, runs through them.
+#
+# Each layer reads a normalised copy of the stream and adds its result:
 
 # %% slide_title="Each layer reads the stream, and adds to it" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -799,8 +802,8 @@ def train(model, text, steps, peak=3e-3):
 # %% [markdown]
 # Your model has four letters and 60 steps, half a minute. Will it beat counting?
 #
-# A bar is the loss on the training windows just read, and the last bar that on the held-out text.
-# The mark ┃ is what the bigram scores there, 2.32:
+# A bar is the loss on the training windows just read, and the last bar that on the held-out text,
+# where the bigram scores 2.32, the mark ┃:
 
 
 # %% tags=["setup"]
@@ -844,7 +847,7 @@ assert last + 0.05 < min(harder) and abs(min(harder) - 2.42) < 0.03 > abs(max(ha
 # It does. The last bar is also shorter because the manual's last tenth is easiest: counting scores
 # 2.32 there, 2.42 to 2.57 on the others.
 #
-# `python cheems_ref/minimal.py` trains `SESEIE` for 300 steps. Here it is beside `SESESE`, without
+# `python cheems_ref/minimal.py` trains `SESEIE` for 300 steps. Here are `SESEIE`, `SESESE`, without
 # attention, and `IEIEIE`, without states:
 
 # %% tags=["setup"]
@@ -940,9 +943,10 @@ print(*textwrap.wrap(printable(runs["SESEIE"]["sample"])[:225], 75), sep="\n")
 #
 # Set the output of *your* model's attention to zero, and read held-out text again:
 
-# %% slide_title="Our run: your model with its attention, and with zeros in its place"
+# %% slide_title="Our run: your model loses without its attention"
 without = copy.deepcopy(STUDENT)
-_ = without.blocks[2]["layer"].out_proj.weight.data.zero_()  # the I of SEIE
+layer = without.blocks[2]["layer"]  # the I of SEIE
+layer.out_proj.weight.data.zero_()
 on, off = held_out_loss(STUDENT), held_out_loss(without)
 print(f"│ with attention {on:.2f}, without {off:.2f} nats per byte")
 
@@ -1003,7 +1007,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# **Zeroing a layer measures what the others expect of it, not what a model needs.** More training
+# Zeroing a layer measures what the others expect of it, not what a model needs. More training
 # widens the gap. And what attention gives is nearby: if it sees only the last eight bytes, 85 to
 # 92 % of that is left.
 
@@ -1056,7 +1060,7 @@ for (pattern, l), right in repeats.items():
 # %% [markdown]
 # All but `S`. Attention need only learn where to look.
 #
-# Is that a search? The `I` that learned rows of 16 fails on rows of 15 and of 17:
+# The `I` that learned rows of 16 fails on rows of 15 and of 17:
 
 # %% tags=["setup"]
 others = {l: repeat(trained["I", 16][0], l)[1].item() for l in (15, 16, 17)}
@@ -1074,9 +1078,10 @@ plotting.show_drawing(
 # %% [markdown]
 # So it has learned a distance: fifteen places back, in rows of 16.
 #
-# And the state? Its decays may be too fast, and its pairs too slow. A *pair* is two numbers of $C$
-# or $B$ that turn together (section 5). Watch how many of the 16 pairs turn all the way round
-# within 64 tokens:
+# And the state? Its decays may be too fast, and its pairs too slow.
+#
+# A *pair* is two numbers of $C$ or $B$ that turn together (section 5). Watch how many of the 16
+# pairs turn all the way round within 64 tokens:
 
 
 # %% tags=["setup"]
@@ -1184,30 +1189,33 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # each, slow decays still end at 0.67. Without rotation, at most 0.08 of 16 symbols are right.
 
 # %% [markdown] slide_title="Our runs: attention makes search easy; this text hardly needs it"
-# A search is another task: which bracket does this one close? Here is a first answer, from our
-# small models:
+# A search, as for the bracket that this one closes, is another task. Here is a first answer, from
+# our small models:
 #
 # | | with attention | states alone |
 # |---|---|---|
-# | text, 1,200 steps | `SESEIE`: 1.23 to 1.26 nats | `SESESE`: 0.004 to 0.013 more |
-# | copy 64 symbols | `I`: by step 40 | `S`: by step 210, slow decays, even speeds |
-# | search (chapter 08) | two layers: 5 runs of 5 | 2 of 5; with a convolution 5 of 5 |
+# | text, 1,200 steps | 1.23 to 1.26 nats | 0.004 to 0.013 more |
+# | copy 64 symbols | by step 40 | by step 210, with even speeds |
+# | search (ch. 08) | 5 of 5 runs | 2 of 5; with a convolution 5 |
 
 # %% [markdown] slide_title="WM reports: each part lowers the perplexity. Our runs hardly differ"
 # ## 12 · What the paper reports
 #
 # WM says that attention is there for recall (§3.4), and takes the ratio of seven to one from
-# Mamba-2's authors. What does its own evidence say? Table 1 prints one number per system, without a
-# spread. Below are those with rotation, and our runs beside them (`SESEIE` has no mask):
+# Mamba-2's authors.
 #
-# | | WM: perplexity, 8,192 tokens | our runs: nats per byte, 256 bytes |
+# WM's Table 1 prints one number per system, with rotation at 8,192 tokens. Beside it are our runs
+# of 1,200 steps, at 256 bytes:
+#
+# | | WM: perplexity | our runs: nats per byte |
 # |---|---|---|
 # | attention alone | 8.38 | `IEIEIE`: 1.26 (one run) |
 # | states alone | 8.33 | `SESESE`: 1.24 to 1.27 |
-# | states and attention | 8.18 | – |
-# | with an inner function | 8.12 | `SESEIE`: 1.23 to 1.26 |
-# | and the dynamic mask | 7.96 | – |
-#
+# | states, attention | 8.18 | – |
+# | + inner function | 8.12 | `SESEIE`: 1.23 to 1.26 |
+# | + dynamic mask | 7.96 | – |
+
+# %% [markdown]
 # With `E` for every MLP, 8.18 becomes 7.49 (Table 2); with 1.3 billion parameters, Cheems averages
 # 52.44 % on seven benchmarks, Jamba 51.07, LLaMA 50.36, Mamba-2 49.07 (Table 4). From first
 # to last, Table 1 falls by 0.05 nats per token. Chapter 12 says what we can check.
@@ -1229,20 +1237,20 @@ for pattern, ours in printed_here.items():
 # %% [markdown] slide_title="A Cheems is states, attention and experts"
 # ## Summary
 #
-# - `S`, a state of fixed size, fades, is written into and is read. Each token sets its own step,
-#   key and query: the state is *selective*.
+# - `S` keeps a state of fixed size, which fades, is written into and is read. Each token sets its
+#   own step, key and query: the state is *selective* (Mamba).
 # - `I`, attention, keeps all keys and values and can search them. Its values come from an inner
-#   function: a state in Ch, a table in WM.
-# - `E` is one MLP for all tokens and, behind it, tiny experts: product keys find a few for each
-#   token.
+#   function: rows of a table (WM), or a state (Ch).
+# - `E` is one large MLP for all tokens. Its output goes to tiny experts, of which product keys find
+#   a few for each token (WM).
 
 # %% [markdown] slide_title="Duality, rotation, and what the evidence says"
-# - Duality: a state is also a matrix, linear attention with decay. A token or a chunk at a time,
-#   the result is the same.
-# - Rotation turns queries and keys in `I`, and $C$ and $B$ in `S`, so that a score knows the
-#   distance. A state's writes also fade. `E` has no positions.
-# - WM reports that perplexity falls with each part. In our small runs, text hardly tells the mixers
-#   apart, and attention makes search easier.
+# - Duality (Dao and Gu): a state's recurrence is also a matrix, linear attention with decay. By
+#   token or by chunk, the result is the same.
+# - Rotation turns queries and keys in `I`, and $C$ and $B$ in `S`, so a score knows the distance
+#   (WM, Ch). A state's writes also fade. `E` has no positions.
+# - Evidence: WM's perplexity falls with each part. In our small runs this text hardly tells the
+#   mixers apart, and attention makes search easier.
 #
 # [Reading the course](../book/manual/reading_the_course.md) has the map, and a self-test.
 

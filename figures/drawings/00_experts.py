@@ -6,8 +6,8 @@ from cheems_ref import plotting
 from cheems_ref.plotting import arrow, box
 
 BLUE, RED, GREEN = plotting.COLORS[:3]
-HIGH, PLUS = 3.35, 11.6  # the height of the way, and where what was found is added up
-LEFT, STEP, ACROSS = 7.5, 0.46, 8  # the first expert, from one to the next, and how many in a row
+HIGH, PLUS = 3.35, 11.75  # the height of the way, and where what was found is added up
+LEFT, STEP, ACROSS = 7.4, 0.45, 8  # the first expert, from one to the next, and how many in a row
 FOUND = {2, 5, 11, 20}  # of three rows of experts
 
 
@@ -35,27 +35,27 @@ def place(expert):
 def draw_search(ax):
     """The query finds the experts whose keys fit it best."""
     arrow(ax, (5.45, HIGH + 0.25), (6.0, 4.55), color=RED)
-    box(ax, 6.5, 4.85, "query", color=RED, fontsize=20)
-    arrow(ax, (7.15, 4.85), (7.75, 4.85), color=RED)
-    box(ax, 9.3, 4.85, "the keys that fit: top $k$", color=RED, fontsize=20)
+    box(ax, 6.35, 4.85, "query", color=RED, fontsize=20)
+    arrow(ax, (6.95, 4.85), (7.6, 4.85), color=RED)
+    box(ax, 9.35, 4.85, "the keys that fit: top $k$", color=RED, fontsize=20)
     for expert in range(3 * ACROSS):
         ax.scatter(*place(expert), s=330, color="#dddddd", linewidths=0)
     for expert in FOUND:
         ax.scatter(*place(expert), s=330, color=BLUE, linewidths=0)
-    arrow(ax, (9.3, 4.45), (9.3, 4.1), color=RED)
+    arrow(ax, (9.0, 4.45), (9.0, 4.1), color=RED)
     words(ax, 9.1, 0.75, "what this token needs:\n$k$ of many experts,\na neuron each", BLUE)
 
 
 def draw_sum(ax):
     """The experts read z; their answers and z add up."""
     arrow(ax, (5.6, HIGH), (LEFT - 0.35, HIGH), color=GREEN)
-    arrow(ax, (LEFT + STEP * ACROSS - 0.1, HIGH), (PLUS - 0.35, HIGH), color=BLUE)
+    arrow(ax, (LEFT + STEP * ACROSS - 0.15, HIGH), (PLUS - 0.35, HIGH), color=BLUE)
     circle = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=2)
     ax.text(PLUS, HIGH, "+", ha="center", va="center", fontsize=24, bbox=circle)
     ax.plot([5.35, 5.35, PLUS], [HIGH - 0.35, 1.75, 1.75], color=GREEN, lw=2)
     arrow(ax, (PLUS, 1.73), (PLUS, HIGH - 0.35), color=GREEN)
-    arrow(ax, (PLUS + 0.35, HIGH), (12.4, HIGH))
-    words(ax, 12.65, HIGH, "$y$", size=24)
+    arrow(ax, (PLUS + 0.35, HIGH), (12.5, HIGH))
+    words(ax, 12.75, HIGH, "$y$", size=24)
 
 
 def draw():

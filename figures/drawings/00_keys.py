@@ -12,9 +12,9 @@ R, K = 8, 8  # rows and columns that are drawn, and experts to find
 
 def draw_halves(ax, first, second):
     """The two halves of the query, and a sorted list of half scores along two edges."""
-    for name, y, end, color in (("$q_1$", 2.1, 6.3, RED), ("$q_2$", 4.6, 7.5, ORANGE)):
-        box(ax, 5.45, y, name, color=color, fontsize=22)
-        arrow(ax, (5.85, y), (end, y), color=color)
+    for name, y, end, color in (("$q_1$", 2.1, 6.15, RED), ("$q_2$", 4.6, 7.5, ORANGE)):
+        box(ax, 5.2, y, name, color=color, fontsize=22)
+        arrow(ax, (5.6, y), (end, y), color=color)
     lowest = min(first.min(), second.min()).item() - 0.3
     for i in range(R):
         x, y = LEFT + SIDE * (i + 0.5), TOP - SIDE * (i + 0.5)
@@ -35,13 +35,18 @@ def draw_cell(ax, i, j, color):
     ax.scatter(x, y, s=520, marker="s", color=color, linewidths=0)
 
 
+def draw_number(ax, i, j, color):
+    x, y = LEFT + SIDE * (j + 0.5), TOP - SIDE * (i + 0.5)
+    words = dict(ha="center", va="center", fontsize=19, color=color, zorder=5)
+    ax.text(x, y, f"{(i + 1) * (j + 1)}", **words)
+
+
 def draw_stairs(ax):
     """The cells that can be among the best, with how many are at least as good."""
     for i in range(R):
         for j in range(K // (i + 1)):
             draw_cell(ax, i, j, "#9ecae9")
-            x, y = LEFT + SIDE * (j + 0.5), TOP - SIDE * (i + 0.5)
-            ax.text(x, y, f"{(i + 1) * (j + 1)}", ha="center", va="center", fontsize=19, zorder=5)
+            draw_number(ax, i, j, plotting.INK)
     words = "a number:\nso many are\nas good or\nbetter, it\nincluded"
     ax.text(11.5, 2.3, words, va="center", fontsize=20)
 
@@ -51,6 +56,7 @@ def draw_best(ax, first, second):
     sums = first[:, None] + second
     for place in sums.flatten().topk(K).indices.tolist():
         draw_cell(ax, *divmod(place, R), BLUE)
+        draw_number(ax, *divmod(place, R), "white")
     ax.text(11.5, 0.55, "dark: the\nbest eight", va="center", fontsize=20, color=BLUE)
 
 
