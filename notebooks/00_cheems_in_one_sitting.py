@@ -645,8 +645,9 @@ plotting.show_drawing(
 # An expert is one neuron: a vector that decides whether it fires, and one that it adds if it does.
 # WM's largest model has 8,192 a layer (Table 7). Why not a million? How do you find the best few?
 #
-# Lay them out in a square with $r = 1000$ rows and columns. Expert $(i, j)$ has the score $q_1
-# \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$: each half of the query meets half a key.
+# Lay them out in a square with $r = 1000$ rows and columns. (Ours is 16 × 16. WM's 8,192 is no
+# square number.) Expert $(i, j)$ has the score $q_1 \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$:
+# each half of the query meets half a key.
 #
 # Sort each list of half scores. The cell in row $a$ and column $b$, counted from 0, has at least
 # $(a + 1)(b + 1) - 1$ others that are as good or better. For the best $k = 8$ a staircase is left:
@@ -676,6 +677,7 @@ def best_pairs(queries, keys, k):
 
 # %% tags=["guard"]
 assert sum((a + 1) * (b + 1) <= 8 for a in range(8) for b in range(8)) == 20
+assert math.isqrt(8192) ** 2 < 8192 and math.isqrt(N_EXPERTS) == 16
 queries, keys = random(1, 3, 1, 2, 8, seed=15), random(1, 2, 1000, 8, seed=16)  # 3 tokens
 scores, found = best_pairs(queries, keys, 8)
 first, second = einsum("blhcm,hcrm->cblhr", queries, keys)
@@ -944,7 +946,7 @@ print(*textwrap.wrap(printable(runs["SESEIE"]["sample"])[:225], 75), sep="\n")
 #
 # Set the output of *your* model's attention to zero, and read held-out text again:
 
-# %% slide_title="Our run: your model loses without its attention"
+# %% tags=["aside"]
 without = copy.deepcopy(STUDENT)
 layer = without.blocks[2]["layer"]  # the I of SEIE
 layer.out_proj.weight.data.zero_()
