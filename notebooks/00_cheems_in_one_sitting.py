@@ -995,8 +995,10 @@ def draw_never_had(ax):
 
 
 # %% [markdown]
-# Does your model need its attention, then? Zeroing costs `SESEIE` 0.18 to 0.28 nats after 300
-# steps; never having had attention costs `SESESE` 0.014 to 0.044:
+# Does your model need its attention, then?
+#
+# Zeroing costs `SESEIE` 0.18 to 0.28 nats after 300 steps; never having had attention costs
+# `SESESE` 0.014 to 0.044:
 
 
 # %% slide_title="Our run: zeroing attention costs more than lacking it" tags=["figure", "slide"]
