@@ -1067,7 +1067,7 @@ for (pattern, l), right in repeats.items():
 #
 # The `I` that learned rows of 16 fails on rows of 15 and of 17:
 
-# %% tags=["setup"]
+# %% tags=["guard"]
 others = {l: repeat(trained["I", 16][0], l)[1].item() for l in (15, 16, 17)}
 for l, right in others.items():
     print(f"I {l} symbols: {in_words(right)} right")
