@@ -1200,7 +1200,7 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # | | with attention | states alone |
 # |---|---|---|
 # | text, 1,200 steps | 1.23 to 1.26 nats | 0.004 to 0.013 more |
-# | copy 64 symbols | by step 40 | by step 210, with even speeds |
+# | copy 64 symbols | by step 40 | by step 210, if set up for it |
 # | search (ch. 08) | 5 of 5 runs | 2 of 5; with a convolution 5 |
 
 # %% [markdown] slide_title="WM reports: each part lowers the perplexity. Our runs hardly differ"
