@@ -1,0 +1,75 @@
+"""Two sorted lists of half scores, and a staircase that holds the best eight sums. Chapter 00."""
+
+import torch
+
+from cheems_ref import plotting
+from cheems_ref.plotting import arrow, box
+
+BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
+LEFT, TOP, SIDE = 7.6, 3.75, 0.46  # the square's upper left corner, and the side of a cell
+R, K = 8, 8  # rows and columns that are drawn, and experts to find
+
+
+def draw_halves(ax, first, second):
+    """The two halves of the query, and a sorted list of half scores along two edges."""
+    for name, y, end, color in (("$q_1$", 2.1, 6.15, RED), ("$q_2$", 4.6, 7.5, ORANGE)):
+        box(ax, 5.2, y, name, color=color, fontsize=22)
+        arrow(ax, (5.6, y), (end, y), color=color)
+    lowest = min(first.min(), second.min()).item() - 0.3
+    for i in range(R):
+        x, y = LEFT + SIDE * (i + 0.5), TOP - SIDE * (i + 0.5)
+        ax.barh(y, lowest - first[i].item(), SIDE * 0.7, LEFT - 0.1, color=RED)
+        ax.bar(x, second[i].item() - lowest, SIDE * 0.7, TOP + 0.1, color=ORANGE)
+        for j in range(R):
+            draw_cell(ax, i, j, "#eeeeee")
+    for y, color, words in (
+        (4.45, BLUE, "an expert:\none neuron, one cell"),
+        (2.95, RED, "a half score: half the\nquery times half a key"),
+        (1.45, plotting.INK, "a score: its row's half\nplus its column's half"),
+    ):
+        ax.text(0.1, y, words, va="center", fontsize=22, color=color)
+
+
+def draw_cell(ax, i, j, color):
+    x, y = LEFT + SIDE * (j + 0.5), TOP - SIDE * (i + 0.5)
+    ax.scatter(x, y, s=520, marker="s", color=color, linewidths=0)
+
+
+def draw_number(ax, i, j, color):
+    x, y = LEFT + SIDE * (j + 0.5), TOP - SIDE * (i + 0.5)
+    words = dict(ha="center", va="center", fontsize=19, color=color, zorder=5)
+    ax.text(x, y, f"{(i + 1) * (j + 1)}", **words)
+
+
+def draw_stairs(ax):
+    """The cells that can be among the best, with how many are at least as good."""
+    for i in range(R):
+        for j in range(K // (i + 1)):
+            draw_cell(ax, i, j, "#9ecae9")
+            draw_number(ax, i, j, plotting.INK)
+    words = "a number:\nso many are\nas good or\nbetter, it\nincluded"
+    ax.text(11.5, 2.3, words, va="center", fontsize=20)
+
+
+def draw_best(ax, first, second):
+    """The eight cells with the largest sums."""
+    sums = first[:, None] + second
+    for place in sums.flatten().topk(K).indices.tolist():
+        draw_cell(ax, *divmod(place, R), BLUE)
+        draw_number(ax, *divmod(place, R), "white")
+    ax.text(11.5, 0.55, "dark: the\nbest eight", va="center", fontsize=20, color=BLUE)
+
+
+def draw():
+    fig, ax = plotting.canvas(13.4, 5.2)
+    drawn = dict(generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    scores = 0.45 * torch.randn(2, R, **drawn).sort(descending=True).values
+    draw_halves(ax, *scores)
+    stages = []
+    for draw_more in (draw_stairs, lambda ax: draw_best(ax, *scores)):
+        before = {*ax.get_children()}
+        draw_more(ax)
+        new = [artist for artist in ax.get_children() if artist not in before]
+        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
+    ax.set(xlim=(0, 13.4), ylim=(0, 5.2))
+    return fig, stages
