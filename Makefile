@@ -110,7 +110,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 		{ echo "Python 3.11 or newer is needed; name one: make course PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .[$(EXTRAS)]
-	-@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib  # as pip does, but on every core
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true  # pip does it on one core
 ifeq ($(shell uname -s),Linux)
 	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
