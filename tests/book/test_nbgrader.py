@@ -125,7 +125,7 @@ def course(editions, tmp_path_factory):
     nbgrader("collect", NUMBER, at)
     (folder / "submitted" / "wrong" / NUMBER).mkdir(parents=True)
     nbformat.write(wrong, folder / "submitted" / "wrong" / NUMBER / NOTEBOOK)
-    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=20")
+    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=12")
     nbgrader("export")
     nbgrader("generate_feedback", NUMBER)
     run("course_grades", cwd=folder, **around)
@@ -177,14 +177,13 @@ def test_nbgrader_gives_the_chapter_out(course):
     assert [path.name for path in given] == [NOTEBOOK]
 
 
-def test_the_zip_is_enough_to_run_chapters_up_to_the_gaps(editions, tmp_path):
-    """Of one with kernels, and of 12, which reads what others have printed."""
+def test_the_zip_is_enough_to_run_a_chapter_up_to_the_gaps(editions, tmp_path):
+    """Of chapter 12, which reads records, claims, and what other chapters have printed."""
     with zipfile.ZipFile(editions / "student.zip") as packed:
         packed.extractall(tmp_path)
     folder = tmp_path / "cheems_student"
+    (path,) = (folder / "notebooks").glob("12_*.ipynb")
     execute = ["nbconvert", "--to", "notebook", "--execute", "--allow-errors", "--inplace"]
-    for number, checks in (("03", 5), ("12", 5)):
-        (path,) = (folder / "notebooks").glob(f"{number}_*.ipynb")
-        run(*execute, path, cwd=path.parent, PYTHONPATH=str(folder))
-        found = failed(read(path))
-        assert set(found) <= {"raises-exception", "check"} and found.count("check") == checks
+    run(*execute, path, cwd=path.parent, PYTHONPATH=str(folder))
+    found = failed(read(path))
+    assert set(found) <= {"raises-exception", "check"} and found.count("check") == 5

