@@ -438,8 +438,8 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # entries, each with a number (in shuffled order) and an amount, +1 or −1. The balance is their sum
 # so far.
 #
-# Four questions follow, each with the number of an entry (here 0, 1, 5, and 1 again): *what was the
-# balance right after this entry?* The model doesn't see the balances.
+# Four questions follow, each with a number: *what was the balance right after this entry?* The
+# model doesn't see the balances.
 
 
 # %% tags=["setup", "experiment"]
@@ -621,7 +621,7 @@ plotting.save(
 
 # %% [markdown]
 # By the median, S then A comes closest: four of its five seeds end at 0.995 or above. The fifth
-# ends at 0.908. (The ends are scored on more books than the curves.) V = SSD(x) ends between 0.998
+# ends at 0.908 (scored on more books than the curves). V = SSD(x) ends between 0.998
 # and 0.999 on every seed. One mixer alone ends below 0.77, even with as many parameters as V =
 # SSD(x). A alone can find the entry and its amount. That's worth 0.776.
 #
@@ -974,8 +974,7 @@ plotting.save(
 # %% [markdown]
 # The content mask grants the first wish (column 4), forgetting the second, and SSD both. SSD's log
 # share is $\log\Delta_s + A \sum_{r=s+1}^{t}\Delta_r$. A token has one step size for both wishes,
-# so token 8, which wants us to forget, is also written with 30 times the weight of an ordinary
-# token. The gate sees no tokens.
+# so token 8 itself counts × 30. The gate sees no tokens.
 #
 # In the first two panels all readers get the same share of a key. Is that why they can't forget?
 # No: behind the softmax, it's the same with the Forgetting Transformer.
@@ -983,7 +982,7 @@ plotting.save(
 # With $c_t = \sum_{r \le t} \log f_r$, the Forgetting Transformer's bias is $\mu_{ts} = c_t - c_s$.
 # The same $c_t$ is added to a whole row of scores, so it cancels in the softmax. **All that's left
 # is $-c_s$, a bias on the key.** Since $c$ counts down from 0, $-c_s$ grows along the text. Late
-# keys get a head start, and that's forgetting.
+# keys get a head start.
 
 # %% tags=["aside"]
 q, k, v = (random(1, 16, 1, 4, seed=10 + i) for i in range(3))
@@ -1209,7 +1208,7 @@ plotting.save(
 # decoys?
 #
 # Each dot is a head's gate for one slot: soft on the left, and on the right rounded at ½ in
-# training. (It rounds going forward, and going backward pretends it hadn't. Both are from seed 0 of
+# training. (Going backward, it pretends it hadn't. Both are from seed 0 of
 # `python -m experiments 05_masks`.)
 
 
@@ -1241,18 +1240,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# Soft gates only *dim* decoys, from 0.88 at the start to between 0.58 and 0.70 (correct values:
-# about 0.95), and rounded ones hide all decoys in three of four heads. Dimming is enough: where
-# both copies score alike, the correct value gets the larger weight, and the last linear map
+# Soft gates only *dim* decoys; rounded ones hide them all in three of four heads. All start at
+# 0.88, soft ones end at 0.58 to 0.70 for decoys, about 0.95 for correct values. That's enough:
+# where both copies score alike, the correct value gets the larger weight, and the last linear map
 # amplifies the difference. Once every answer is right, hardly anything pushes the decoys' gates
 # further down.
 #
 # Does it take a mask? A gate is a score that depends on the key's place. So give the layer no mask,
-# but add a learned embedding of the place to its input. This control also gets every answer right,
-# on all five seeds. An embedding adds to the key, and so to $q \cdot k$: its effect depends on the
-# reader. **A gate is the part of a position embedding that all readers share.**
+# but add a learned embedding of the place to its input. An embedding adds to the key, and so to $q
+# \cdot k$: its effect depends on the reader. **A gate is the part of a position embedding that all
+# readers share.**
 #
-# Here is the share of answers that each of the systems gets right, on five seeds:
+# Here are the answers right of all systems, on five seeds each:
 
 
 # %% tags=["figure"]

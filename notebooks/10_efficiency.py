@@ -174,8 +174,8 @@ plotting.show_drawing(
 # for 512 tokens, four heads of 32 channels and a state of 64. We count the operations of matrix
 # products only, and the bytes of every read and write.
 #
-# Take a bet: of all bytes that the operators of `ssd_chunked` move, and of their time, what share
-# do the four matrix products (`bmm`) have? In the list, `_to_copy` is a conversion.
+# Take a bet: what share of `ssd_chunked`'s bytes and time do the four products (`bmm`) have? In the
+# list, `_to_copy` is a conversion.
 
 # %% tags=["aside"]
 given = make_ssd(512)
@@ -301,7 +301,7 @@ plotting.save(
 
 # %% [markdown] slide_title="An operator takes as long as its slower half, plus the call"
 # So you wait for one of three things: the call (0.7 microseconds on this core), the bytes (28.5
-# billion per second, in a sum of tensors of 16 MiB) or the arithmetic (182 billion operations per
+# billion per second in larger sums) or the arithmetic (182 billion operations per
 # second). Computing and moving overlap, so the slower of the two decides.
 #
 # On a machine with $R_\text{op}$ operations and $R_\text{byte}$ bytes per second and $t_0$ seconds
@@ -320,8 +320,8 @@ plotting.save(
 # product there is nothing to count. We pretend one operation for 12 bytes, as in a sum, so these
 # are dashes in one column.)
 #
-# Here are the operators of four of our layers on 512 tokens, timed one by one on a core of a second
-# server, which does 91 billion operations per second, not 182. Which are far below its roof?
+# Here are the operators of four layers, timed one by one on a second server, whose core does 91
+# billion operations per second, not 182. Which are far below its roof?
 
 
 # %% tags=["figure"]
@@ -353,7 +353,7 @@ def draw_operators(ax, timed, machine):
     for words, place, color in (
         ("large products", (7, 15), blue), ("fused attention", (25, 7), red),
         ("two small products", (0.8, 5.6), red), ("look-ups of experts", (0.5, 2.6), blue),
-        ("sums, copies, masks", (0.14, 1.1), plotting.INK),
+        ("sums, copies, masks (above: small enough for a cache)", (0.14, 1.1), plotting.INK),
         ("a third of the roof or less", (0.14, 0.35), red), ("top-k", (0.14, 0.037), red),
         ("tiny ones: the call takes longest", (0.14, 0.12), "#666666"),
     ):  # fmt: skip
@@ -380,13 +380,12 @@ plotting.save(
 
 # %% [markdown] slide_title="Arithmetic, bytes or overhead: each operator has one limit"
 # Large matrix products stand just under the flat roof; above the slope are sums, masks and copies
-# of less than 2 MB, which a cache can hold. (Sums of this size get over 2.6 times the bandwidth of
-# large ones.) The other large sums, masks and copies are near the slope, where bytes decide. Grey
-# is **overhead**: the work would take less time than a call does, and only *fewer operators* would
-# help.
+# of less than 2 MB, which a cache can hold. The other large sums, masks and copies are near the
+# slope, where bytes decide. Grey is **overhead**: the work would take less time than a call does,
+# and only *fewer operators* would help.
 #
 # None of the three explains what is red. Fused attention is at a third of the roof. It's cut into
-# many small products with a softmax between them, and (10.1) knows neither. Remember that dot. A
+# many small products with a softmax between them, and (10.1) knows neither. A
 # top-k, at 1/44, does work that our count doesn't see.
 
 # %% tags=["guard"]
@@ -1185,9 +1184,8 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 #
 # Chapter 09 trained five systems of a million parameters. Which one trains fastest? We predicted it
 # by (10.1), and committed the prediction: LlaMa, and Mamba-2 takes 1.4 times as long. Only then did
-# we time a training pass, over chapter 09's batch of four windows of 512 bytes, on the second
-# server of section 2. (The bet used the first server's rates. With the second's, as the hollow dots
-# have it, (10.1) says 1.2.)
+# we time a training pass. (The bet used the first server's rates. With the second's, as the hollow
+# dots have it, (10.1) says 1.2.)
 #
 # Each system has a million parameters, 200 updates in chapter 09, and four windows of 512 bytes in
 # a pass on the second server; we bet that LlaMa is the fastest. Where is LlaMa, as we predicted it
@@ -1288,7 +1286,7 @@ plotting.save(
 # ms where its products should take 8, and LlaMa has eight such layers: half of its time.
 #
 # Is LlaMa slow, then? That depends on the length. With two million parameters and one text in a
-# pass, on the server of our first four calls, LlaMa is the fastest at 256 tokens. The others
+# pass, on section 2's first server, LlaMa is the fastest at 256 tokens. The others
 # overtake it at 400 to 1,300 tokens, on average over five runs.
 
 # %% tags=["guard"]
@@ -1334,8 +1332,8 @@ plotting.save(
 # through memory. Let's race four systems on an H100, in evaluation. Where do you expect LlaMa, the
 # line at 1, to win?
 #
-# Only the first column is measured, on our core, with two million parameters. (10.1) predicts the
-# others, for 1.3 billion (OTCE is left out).
+# Only the first column is measured (our core, two million parameters); (10.1) predicts the others,
+# for 1.3 billion, without OTCE.
 
 
 # %% tags=["setup"]
@@ -1475,10 +1473,10 @@ plotting.save(
 # At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both, unless each
 # row of the experts' tables is read once. Does LlaMa have less to compute? No. **The matrix
 # products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each, and Cheems 6.7.** The bytes of norms,
-# gates, conversions and look-ups decide, which no kernel here has fused. (While a byte moves, an
-# H100 has time for 300 operations, and our core for 6.4.) If a cache kept the rows of Cheems'
-# experts, so that each is read once, Cheems would be first, at 1.19. And at 65,536 tokens all three
-# overtake LlaMa. A race at one length, with one count of bytes, has no winner worth naming.
+# gates, conversions and look-ups decide, which no kernel here has fused. If a cache kept the rows
+# of Cheems' experts, so that each is read once, Cheems would be first, at 1.19. And at 65,536
+# tokens all three overtake LlaMa. A race at one length, with one count of bytes, has no winner
+# worth naming.
 #
 # The hollow dots are untested: they count neither launches nor exponentials.
 
