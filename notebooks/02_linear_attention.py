@@ -195,6 +195,7 @@ blocks = {"inner products": (q @ k.T)[12:, :12], "the softmax": shares[12:, :12]
 ranks = {name: int(torch.linalg.matrix_rank(block)) for name, block in blocks.items()}
 print("rank of the 12 × 12 weights:", ranks)
 assert ranks == {"inner products": n, "the softmax": 12}
+assert torch.linalg.matrix_rank((q @ k.T).tril()) > n  # of the whole triangle
 
 
 # %% tags=["figure"]
@@ -211,10 +212,11 @@ def draw_weights(ax, weights, title, rank):
     return [*frame, ax.text(23.5, 3, f"frame: rank {rank}", ha="right", fontsize=19)]
 
 
-# %% slide_title="Without the softmax, the weights have rank n at most" tags=["figure", "slide"]
+# %% slide_title="Without the softmax, the past has rank n at most" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(10.5, 5.4))
 frames = draw_weights(axes[0], shares, "with the softmax", ranks["the softmax"])
-frames += draw_weights(axes[1], (q @ k.T).tril(), "without", ranks["inner products"])
+without = "without: blue > 0, red < 0"
+frames += draw_weights(axes[1], (q @ k.T).tril(), without, ranks["inner products"])
 plotting.save(
     fig,
     "02_weights",
@@ -225,8 +227,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# They have rank 4, since inner products of vectors of width $n = 4$ have rank $n$ at most. So the
-# last 12 tokens can look back in only four independent ways. With the softmax, it's 12.
+# Without the softmax, the weights in the frame have rank 4: a matrix of inner products of vectors
+# of width $n = 4$ has rank $n$ at most, and the mask leaves the frame alone. (The whole triangle
+# can have a higher rank.) So the last 12 tokens can look back at the first 12 in only four
+# independent ways. With the softmax, it's 12.
 #
 # What did we gain? The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state
 # holds $n\,p$. With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache
@@ -293,8 +297,8 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 # How bad is it if the keys point in random directions? With $k_j$ as the first axis, $(k_i \cdot
 # k_j)^2$ is the square of the first coordinate of $k_i$. All $n$ squares sum to 1, so by symmetry
 # each is $1/n$ on average. Now square the sum. As $k_i$ is as likely as $-k_i$, products of
-# different tokens cancel on average, and the squares stay. If the values have mean square 1, each
-# entry of the crosstalk has
+# different tokens cancel on average, and the squares stay. So for random unit keys, and values of
+# mean square 1, each entry of the crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -583,7 +587,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown] slide_title="Longhorn is a delta rule with a small step" slide_figure="02_longhorn"
-# The new state is close to the old one, and to the new value in what it answers, by $\beta_t$:
+# The new state stays close to the old one, and the larger $\beta_t$, the closer its answer to the
+# new key comes to the new value:
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
@@ -650,15 +655,16 @@ check("after Longhorn's, 1 / (1 + β‖k‖²) times", value - after @ key, time
 # %% [markdown]
 # ## 7 · Fade, then correct: Gated DeltaNet
 #
-# A delta-rule write only clears what's stored along its own key. Decay clears everything, without
-# looking:
+# A delta-rule write only clears what's stored along its own key. Decay doesn't look at keys, and
+# fades everything. How much of its value does an old key still return after one write?
 
-# %% slide_title="Decay clears everything, a delta step its own key" tags=["figure", "slide"]
+# %% slide_title="Decay fades everything, a delta step clears its key" tags=["figure", "slide"]
 plotting.show_drawing(
     "02_forget",
     "The share of an old value that its key still returns after one write, against the inner "
-    "product of the two keys. Mamba-2 leaves half, whatever the key. The delta rule leaves all at "
-    "inner product 0, nothing at 1. Gated DeltaNet leaves half of what the delta rule does.",
+    "product of the two keys. Mamba-2, with α = ½, leaves half, whatever the key. The delta rule, "
+    "with β = 1, leaves all at inner product 0, nothing at 1. Gated DeltaNet, with both, leaves "
+    "half of what the delta rule does.",
 )
 
 # %% [markdown] slide_title="Gated DeltaNet fades first, then corrects" slide_figure="02_forget"
@@ -873,8 +879,12 @@ def draw_hits(ax, hits):
         ax.bar(places, shares, 0.25, color=plotting.COLORS[color], label=question)
         for place, share in zip(places, shares, strict=True):
             ax.text(place, share + 0.02, f"{share:.2f}", ha="center", fontsize=12)
-    names = [name.replace(" ", "\n", 1) for name in hits]
-    ax.set_xticks(range(len(hits)), names, fontsize=15)
+    told = {"g": f"α = {math.exp(G):.2f}", "beta": "β = 1"}
+    names = {name: name.replace(" ", "\n", 1) for name in hits}
+    for name, rule in RULES.items():
+        if rule.takes:
+            names[name] = f"{name}\n" + ", ".join(told[gate] for gate in rule.takes)
+    ax.set_xticks(range(len(hits)), names.values(), fontsize=15)
     ax.set(ylim=(0, 1.1), ylabel="right value nearest")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=14)
 
@@ -934,14 +944,16 @@ assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 # And be fair to the delta rule: this race is about $\beta$. Over random keys, a write takes
 # $\beta/n$ of an old value away on average, so after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$
 # of the value is left. A write also takes $(2\beta - \beta^2)/n$ of the answer's mean square and
-# adds $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root. So after $\delta$ more
-# tokens the cosine of answer and value is $\sqrt{\beta\,(2 - \beta)}\;(1 - \beta/n)^{\delta}$:
+# adds $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root. So for random unit
+# keys, once the state has settled, each later write leaves $1 - \beta/n$ of an old value, and the
+# cosine of answer and value after $\delta$ tokens is
+# $\sqrt{\beta\,(2 - \beta)}\;(1 - \beta/n)^{\delta}$:
 
 
 # %% tags=["figure"]
 def draw_law(ax, steps, laws):
     """The cosine by the law against the step, a curve for each age, with a dot at its peak."""
-    told = dict(xlabel="step β (unit keys, n = 32)", ylabel="cosine", legend=None)
+    told = dict(xlabel="step β (random unit keys, n = 32)", ylabel="cosine", legend=None)
     plotting.lines(ax, steps, laws, **told)
     for line, law in zip(list(ax.lines), laws.values(), strict=True):
         ax.plot(steps[law.argmax()], law.max(), "o", ms=13, color=line.get_color())
@@ -1164,10 +1176,10 @@ wanted = {f"S k_{i}, number {j}": answers[i][j] for i in range(3) for j in range
 check_numbers(mine, wanted)
 
 # %% [markdown]
-# **2 · easy.** *Parity in one number.* Is the number of ones so far odd? Let one number of state
-# answer. Its sign should flip at every 1 and stay at every 0. Choose keys, values and $\beta$ so
-# that one call of `delta_rule` does it. And why can't a rule that only fades, with an $\alpha$
-# between 0 and 1, do it?
+# **2 · easy.** *Parity in one number.* Follow the parity of bits with one call of `delta_rule`. Is
+# the number of ones so far odd? Let one number of state answer. Its sign should flip at every 1 and
+# stay at every 0. Choose keys, values and $\beta$ so that one call does it. And why can't a rule
+# that only fades, with an $\alpha$ between 0 and 1, do it?
 #
 # <details><summary>Hint</summary>
 #

@@ -345,11 +345,11 @@ ends = sorted(RIGHT["", ""])
 print(f"{'in none of them':24} {ends[0]:.2f} to {ends[-1]:.2f}")
 
 # %% [markdown]
-# **The key has to know the past.** A convolution over four tokens (256 parameters) takes a single
-# attention layer from 0.14, a guess, to 1.00 on all five seeds, if you put it into $k$. In $q$ or
-# $v$ it changes nothing. Why? The query asks for a key, and the answer is the token *after* it. So
-# the answer's $k$ must say, "this key came before me". A linear $k$ is made from its own token, so
-# it *can't*.
+# **The key has to know the past.** In these runs, a convolution over four tokens (256 parameters)
+# takes a single attention layer from 0.14, a guess, to 1.00 on all five seeds, if you put it into
+# $k$. In $q$ or $v$ it changes little. Why? The query asks for a key, and the answer is the token
+# *after* it. So the answer's $k$ must say, "this key came before me". A linear $k$ is made from its
+# own token, so it *can't*.
 
 # %% slide_title="The answer's key has to say what came before it" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -361,8 +361,8 @@ plotting.show_drawing(
 
 # %% [markdown]
 # So put the value *before* its key. The query then finds the key it asks for, and it's that token's
-# $v$ that has to say what came before. Here is the convolution in both orders, five seeds each
-# (`python -m experiments 05_value_first`):
+# $v$ that has to say what came before. Here are new runs of both orders, five seeds each, whose
+# rows don't show the answers (there a layer without the convolution gets 0.20 to 0.21, not 0.14):
 
 
 # %% tags=["figure"]
@@ -394,8 +394,8 @@ plotting.save(
 
 # %% [markdown]
 # We predicted it: now $v$ gets 1.00 on all five seeds, and $k$ at most 0.24. (Naming
-# the value listed most often scores 0.21.) **Give the past to the part whose own token tells
-# too little.**
+# the value listed most often scores 0.21. The runs are `python -m experiments 05_value_first`.)
+# **Give the past to the part whose own token tells too little.**
 #
 # Only the convolution alone gives a clean answer. SSD with a convolution can recall without
 # attention (chapter 08), so it mixes two abilities. SSD with rotation must first learn to single
@@ -423,6 +423,9 @@ for (source, letter), five in RIGHT.items():
 for (first, letter), five in ORDERS.items():
     assert min(five) > 0.995 if letter == ("v" if first else "k") else 0.18 < max(five) < 0.25
 assert round(max(ORDERS[True, "k"]), 2) == 0.24
+plain = [*ORDERS[False, ""], *ORDERS[True, ""]]
+assert {round(end, 2) for end in plain} == {0.2, 0.21}
+assert {round(end, 2) for end in RIGHT["", ""]} == {0.14}
 plain = naive_attention(q, k, x.unflatten(-1, (2, 8)), allowed=causal_mask(12, 12))
 _ = must_differ("values without the inner function", layer.out_proj(plain.flatten(2)), y)
 assert all(" × 7 + I" in PRESETS[name]["pattern"] for name in PRESETS if name.startswith("cheems"))
@@ -435,8 +438,8 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # entries, each with a number (in shuffled order) and an amount, +1 or −1. The balance is their sum
 # so far.
 #
-# Four questions follow, each with a number: *what was the balance right after
-# this entry?* The model doesn't see the balances.
+# Four questions follow, each with a number: *what was the balance right after this entry?* The
+# model doesn't see the balances.
 
 
 # %% tags=["setup", "experiment"]
@@ -470,6 +473,7 @@ print("amount ", amounts[0].tolist())
 print("balance", amounts.cumsum(1)[0].tolist(), " (not shown to the model)")
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 assert asked[0, 0] == numbers[0, -1] == 0 and answers[0, 0] == amounts.sum() == -2
+assert asked[0].tolist() == [0, 1, 5, 1]
 
 
 # %% tags=["figure"]
@@ -485,7 +489,7 @@ def draw_book(ax):
             words = dict(ha="center", va="center", color="white" if found else plotting.INK)
             ax.text(place, -y, f"{number:+d}" if y else number, fontsize=22, bbox=look, **words)
     ax.text(7.7, -0.5, "the model\nreads this", va="center", fontsize=18)
-    ax.text(7.7, -2, "filled: asked for", va="center", fontsize=18)
+    ax.text(7.7, -2, "filled: asked for\n(entry 1 twice)", va="center", fontsize=18)
     ax.set(xlim=(-2, 10.4), ylim=(-2.6, 0.6)), ax.axis("off")
 
 
@@ -616,10 +620,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# By the median, S then A comes closest: four of its five seeds end at 0.995 or above, one at 0.908
-# (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed. One
-# mixer alone ends below 0.77, even with as many parameters as V = SSD(x). A alone can find the
-# entry and its amount. That's worth 0.776.
+# By the median, S then A comes closest: four of its five seeds end at 0.995 or above. The fifth
+# ends at 0.908 (scored on more books than the curves). V = SSD(x) ends between 0.998
+# and 0.999 on every seed. One mixer alone ends below 0.77, even with as many parameters as V =
+# SSD(x). A alone can find the entry and its amount. That's worth 0.776.
 #
 # A then A has no state, and yet ends at 0.97 or above. How can it? Its first layer can average the
 # amounts so far. That explains only 0.65 of the variance. But the average times the number of
@@ -879,9 +883,9 @@ assert few.chosen.max() >= 8
 #
 # The static mask says who *may* be read, a state-space layer also who *should* be. Through
 # $\Delta_t$ in $h_t = e^{\Delta_t A} h_{t-1} + \Delta_t x_t B_t^\top$ (with $A < 0$), a token can
-# say two things. If its step size $\Delta_t$ is small, almost nothing is written: **"do not read
-# me."** If it's large, the state decays: **"forget what came before me."** Can attention say these
-# things too? Let's add a *bias* $\mu$ to the scores:
+# say two things. In SSD, a token with a small step size $\Delta_t$ writes almost nothing: **"do not
+# read me."** With a large one, the state decays: **"forget what came before me."** Can attention
+# say these things too? Let's add a *bias* $\mu$ to the scores:
 #
 # $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p\; + \;\mu_{ts}}. \tag{5.3}$$
 
@@ -951,12 +955,12 @@ def draw_shares(ax, name, share):
     ax.text(16, 3.4, granted.get(name, "both"), color=color, fontsize=19, ha="right")
 
 
-# %% slide_title="Only SSD grants both wishes, with one step size for both" tags=["figure"]
+# %% slide_title="Only SSD grants both wishes, each token with its own step size" tags=["figure"]
 fig, axes = plotting.figure(1, 4, size=(14, 4.3))
 for ax, (name, share) in zip(axes, shares.items(), strict=True):
     draw_shares(ax, name.partition(":")[0], share)
 axes[0].set_ylabel("reader t")
-axes[3].text(8.9, 7.7, "× 30", fontsize=17)
+axes[3].text(16, 7.7, "token 8 itself\ncounts × 30", fontsize=15, ha="right")
 plotting.save(
     fig,
     "05_shares",
@@ -968,9 +972,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# The content mask grants the first wish (column 4), forgetting the second, and SSD both. Its log
-# share is $\log\Delta_s + A \sum_{r=s+1}^{t}\Delta_r$: one step size for both wishes, so token 8 is
-# also written with a large weight. The gate sees no tokens.
+# The content mask grants the first wish (column 4), forgetting the second, and SSD both. SSD's log
+# share is $\log\Delta_s + A \sum_{r=s+1}^{t}\Delta_r$. A token has one step size for both wishes,
+# so token 8 itself counts × 30. The gate sees no tokens.
 #
 # In the first two panels all readers get the same share of a key. Is that why they can't forget?
 # No: behind the softmax, it's the same with the Forgetting Transformer.
@@ -978,7 +982,7 @@ plotting.save(
 # With $c_t = \sum_{r \le t} \log f_r$, the Forgetting Transformer's bias is $\mu_{ts} = c_t - c_s$.
 # The same $c_t$ is added to a whole row of scores, so it cancels in the softmax. **All that's left
 # is $-c_s$, a bias on the key.** Since $c$ counts down from 0, $-c_s$ grows along the text. Late
-# keys get a head start, and that's forgetting.
+# keys get a head start.
 
 # %% tags=["aside"]
 q, k, v = (random(1, 16, 1, 4, seed=10 + i) for i in range(3))
@@ -1094,7 +1098,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Key 1 has its correct value 3 in slot 8 and the decoy 4 in slot 11.
+# Counting slots from 0, key 1 has its correct value 3 in slot 8 and the decoy 4 in slot 11.
 #
 # A model that guesses between the two values is right in
 # $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ (56.25 %) of the cases: half the time, and by luck
@@ -1180,21 +1184,21 @@ print("gradient of the printed mask after 200 steps:", printed.gate.grad)
 assert printed.gate.grad is None and (printed.gate == 1).all()
 
 # %% [markdown]
-# The gates learn it, and the printed mask doesn't. It starts at 1 and stays there: rounding has the
-# derivative 0, and the comparison `gate == 0` has none.
+# The gates learn it, and the mask in the paper doesn't. It starts at 1 and stays there: rounding
+# has the derivative 0, and the comparison `gate == 0` has none.
 
-# %% slide_title="The printed gate starts on a plateau, ours on a slope" tags=["figure", "slide"]
+# %% slide_title="The paper's gate starts on a plateau, ours on a slope" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
 gate, logit = torch.linspace(-0.4, 1.4, 181), torch.linspace(-4, 6, 181)
 axes[0].plot(gate, (gate.round() != 0).double(), color=plotting.COLORS[1], lw=3)
 axes[1].plot(logit, torch.sigmoid(logit), color=plotting.COLORS[0], lw=3)
-for ax, start, name in zip(axes, (1.0, 2.0), ("as printed", "soft"), strict=True):
+for ax, start, name in zip(axes, (1.0, 2.0), ("in the paper", "soft"), strict=True):
     ax.plot(start, 1.0 if start == 1 else 1 / (1 + math.exp(-start)), "o", ms=13, color="black")
     ax.set(title=f"{name}; the dot is its start", ylabel="share of the key", xlabel="parameter")
 plotting.save(
     fig,
     "05_flat",
-    "The share that a gate leaves of a key, against its parameter. As printed it is a step from 0 "
+    "The share that a gate leaves of a key, against its parameter. In the paper it steps from 0 "
     "to 1 at a half, and flat around its start at 1. The soft gate is a curve that rises from 0 to "
     "1 and has a slope at its start.",
 )
@@ -1203,8 +1207,8 @@ plotting.save(
 # In the recorded runs these gates get every answer right, on all five seeds. Do they hide the
 # decoys?
 #
-# Each dot is a head's gate for one slot. On the left the gates are soft. On the right, training
-# rounded them at ½ going forward, and going backward pretended it hadn't. (Both are from seed 0 of
+# Each dot is a head's gate for one slot: soft on the left, and on the right rounded at ½ in
+# training. (Going backward, it pretends it hadn't. Both are from seed 0 of
 # `python -m experiments 05_masks`.)
 
 
@@ -1236,24 +1240,25 @@ plotting.save(
 )
 
 # %% [markdown]
-# Our gates only *dim* them: all start at 0.88, decoys end at 0.58 to 0.70, correct values at about
-# 0.95. That's enough: where both copies score alike, the correct value gets the larger weight, and
-# the last linear map amplifies the difference. Once every answer is right, hardly anything pushes
-# the decoys' gates further down. Rounded in training, the gates hide all decoys in three of four
-# heads.
+# Soft gates only *dim* decoys; rounded ones hide them all in three of four heads. All start at
+# 0.88, soft ones end at 0.58 to 0.70 for decoys, about 0.95 for correct values. That's enough:
+# where both copies score alike, the correct value gets the larger weight, and the last linear map
+# amplifies the difference. Once every answer is right, hardly anything pushes the decoys' gates
+# further down.
 #
 # Does it take a mask? A gate is a score that depends on the key's place. So give the layer no mask,
-# but add a learned embedding of the place to its input. This control also gets every answer right,
-# on all five seeds. An embedding adds to the key, and so to $q \cdot k$: its effect depends on the
-# reader. **A gate is the part of a position embedding that all readers share.** Compare all
-# systems:
+# but add a learned embedding of the place to its input. An embedding adds to the key, and so to $q
+# \cdot k$: its effect depends on the reader. **A gate is the part of a position embedding that all
+# readers share.**
+#
+# Here are the answers right of all systems, on five seeds each:
 
 
 # %% tags=["figure"]
 def draw_right(ax, right):
     """For each kind of mask, the mean of five seeds as a bar, and the seeds as dots."""
-    names = {"none": "no mask", "printed": "as printed", "gate": "soft gates", "rounded": "rounded"}
-    names["places"] = "no mask,\nplaces embedded"
+    names = {"none": "no mask", "printed": "in the paper", "gate": "soft gates"}
+    names |= {"rounded": "rounded", "places": "no mask,\nplaces embedded"}
     for place, kind in enumerate(names):
         mean = sum(right[kind]["right"]) / 5
         ax.bar(place, mean, 0.7, color=plotting.COLORS[0 if mean > 0.9 else 1])
@@ -1266,7 +1271,7 @@ def draw_right(ax, right):
     ax.set(ylabel="answers right", ylim=(0, 1.06), yticks=[0, 0.5, 1])
 
 
-# %% slide_title="As printed, the mask changes nothing" tags=["figure", "slide"]
+# %% slide_title="As printed in the paper, the mask changes nothing" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 4.8))
 draw_right(ax, DECOYS["decoys"])
 plotting.save(
@@ -1278,11 +1283,11 @@ plotting.save(
 )
 
 # %% [markdown]
-# The printed mask gets 57.7 % right on average, and so does no mask at all, down to the last digit.
-# Why? All its gates are 1, so it adds 0 to every score. And they stay 1, because the optimizer
-# skips what has no gradient, weight decay included. As printed, attention with the dynamic mask
-# *is* attention without it. With rotary positions, WM Table 1 has perplexities of 8.12 without and
-# 7.96 with it. We don't know whether the printed code trained those models.
+# The mask in the paper gets 57.7 % right on average, and so does no mask at all, down to the last
+# digit. Why? All its gates are 1, so it adds 0 to every score. And they stay 1, because the
+# optimizer skips what has no gradient, weight decay included. As printed, attention with the
+# dynamic mask *is* attention without it. With rotary positions, WM Table 1 has perplexities of 8.12
+# without and 7.96 with it. We don't know whether the printed code trained those models.
 
 # %% tags=["guard"]
 for kind, seeds in DECOYS["decoys"].items():
@@ -1319,7 +1324,7 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - $V = \mathrm{SSD}(x)$ reads through a state. S then A did nearly as well, on 4 of 5 seeds.
 # - A table scales each token in its own way. With two rows or more, its keys learn.
 # - "Do not read me" needs the key alone, "forget the past" a running sum.
-# - An index and a comparison pass no gradient. A soft gate does, and dims decoys.
+# - Rounding and a comparison pass no gradient. A soft gate does, and dims decoys.
 #
 # Lab 05a is about padding: empty rows, and recurrent states that absorb it.
 

@@ -74,6 +74,7 @@ def triton(kernel, first, last):
     return "\n".join(map(folded, textwrap.dedent("\n".join(body[start : end + 1])).splitlines()))
 
 
+# %% tags=["setup", "experiment"]
 def folded(line, width=71):
     """A line of code, broken after a comma where it is longer than a slide is wide."""
     place = line.rfind(", ", 0, width) + 1 if len(line) > width else len(line)
@@ -86,6 +87,7 @@ def fastest(call):
     return min(repeat(call, globals=globals(), number=10, repeat=5)) / 10
 
 
+# %% tags=["setup", "experiment"]
 def on_our_server():
     """The record's microseconds of the four calls (of the product, into memory that is there)."""
     sums = {size // 12: seconds for size, seconds in MEASURED["rates"]["sums"]}
@@ -94,6 +96,7 @@ def on_our_server():
     return dict(zip(CALLS, [1e6 * one for one in seconds], strict=True))
 
 
+# %% tags=["setup", "experiment"]
 def rounded(micros):
     """Microseconds as words: a decimal below ten."""
     return {call: f"{t:,.1f}" if t < 10 else f"{t:,.0f}" for call, t in micros.items()}
@@ -116,6 +119,7 @@ SYSTEMS = {
 }
 
 
+# %% tags=["setup", "experiment"]
 def sized(name):
     """A system with the d_ff that brings it nearest to two million parameters."""
     return fit_d_ff(ModelConfig(**SYSTEMS[name], **SIZES), TWO_MILLION)
@@ -130,6 +134,7 @@ def make_ssd(length, device="cpu"):
     return [t.to(device) for t in (x, dt, A, B, C)]
 
 
+# %% tags=["setup", "experiment"]
 def make_chunks(length, device="cpu"):
     """SSD by size of its chunks: a call forward, and one with all five gradients."""
     tensors = [t.requires_grad_() for t in make_ssd(length, device)]
@@ -169,8 +174,8 @@ plotting.show_drawing(
 # for 512 tokens, four heads of 32 channels and a state of 64. We count the operations of matrix
 # products only, and the bytes of every read and write.
 #
-# Take a bet: what share of the bytes, and of the time, do the four matrix products (`bmm`) have? In
-# the list, `_to_copy` is a conversion.
+# Take a bet: what share of `ssd_chunked`'s bytes and time do the four products (`bmm`) have? In the
+# list, `_to_copy` is a conversion.
 
 # %% tags=["aside"]
 given = make_ssd(512)
@@ -296,13 +301,13 @@ plotting.save(
 
 # %% [markdown] slide_title="An operator takes as long as its slower half, plus the call"
 # So you wait for one of three things: the call (0.7 microseconds on this core), the bytes (28.5
-# billion per second) or the arithmetic (182 billion operations per second). Computing and moving
-# overlap, so the slower of the two decides.
+# billion per second in larger sums) or the arithmetic (182 billion operations per
+# second). Computing and moving overlap, so the slower of the two decides.
 #
 # On a machine with $R_\text{op}$ operations and $R_\text{byte}$ bytes per second and $t_0$ seconds
 # for a call, operators of $\phi_i$ operations and $\mu_i$ bytes take
 #
-# $$T \;\approx\;
+# $$\text{time} \;\approx\;
 #   \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
 # \tag{10.1}$$
 
@@ -311,12 +316,12 @@ plotting.save(
 # has an *intensity* of $2m^3 / (4 \cdot 3m^2) = m / 6$ operations per byte, so above $m \approx 40$
 # it's *compute-bound*: its arithmetic takes longer than its bytes.
 #
-# In operations per second, (10.1) is a *roof* that rises until arithmetic decides. Here are the
-# operators of four layers under the roof of a second server, timed one by one. (Without a product
-# there is nothing to count. We pretend one operation for 12 bytes, as in a sum, so these are dashes
-# in one column.)
+# In operations per second, (10.1) is a *roof* that rises until arithmetic decides. (Without a
+# product there is nothing to count. We pretend one operation for 12 bytes, as in a sum, so these
+# are dashes in one column.)
 #
-# Which do you expect far below the roof?
+# Here are the operators of four layers, timed one by one on a second server, whose core does 91
+# billion operations per second, not 182. Which are far below its roof?
 
 
 # %% tags=["figure"]
@@ -327,7 +332,7 @@ def draw_limits(ax, machine):
     ax.plot([knee, knee], [0.007, top], ":", color=plotting.QUIET)
     ax.text(1.1 * knee, 0.01, f"{knee:.1f} operations a byte", fontsize=18)
     ax.text(0.1, 5, "bytes decide", rotation=29, fontsize=20)
-    ax.text(1.3 * knee, 1.3 * top, "arithmetic decides", fontsize=20)
+    ax.text(1.3 * knee, 1.3 * top, f"arithmetic decides: {top:.0f} billion", fontsize=20)
     ax.set(xscale="log", yscale="log", ylim=(0.007, 700), xlim=(0.03, 200))
     ax.set_xlabel("operations per byte", fontsize=18)
     ax.set_ylabel("billion operations per second", fontsize=18)
@@ -348,7 +353,7 @@ def draw_operators(ax, timed, machine):
     for words, place, color in (
         ("large products", (7, 15), blue), ("fused attention", (25, 7), red),
         ("two small products", (0.8, 5.6), red), ("look-ups of experts", (0.5, 2.6), blue),
-        ("sums, copies, masks", (0.14, 1.1), plotting.INK),
+        ("sums, copies, masks (above: small enough for a cache)", (0.14, 1.1), plotting.INK),
         ("a third of the roof or less", (0.14, 0.35), red), ("top-k", (0.14, 0.037), red),
         ("tiny ones: the call takes longest", (0.14, 0.12), "#666666"),
     ):  # fmt: skip
@@ -374,13 +379,13 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="Arithmetic, bytes or overhead: each operator has one limit"
-# Large matrix products stand just under the flat roof: arithmetic decides. Large sums, masks and
-# copies are near the slope, where bytes decide, or above it, if a cache holds their tensors. Grey
-# is **overhead**: the work would take less time than a call does, and only *fewer operators* would
-# help.
+# Large matrix products stand just under the flat roof; above the slope are sums, masks and copies
+# of less than 2 MB, which a cache can hold. The other large sums, masks and copies are near the
+# slope, where bytes decide. Grey is **overhead**: the work would take less time than a call does,
+# and only *fewer operators* would help.
 #
 # None of the three explains what is red. Fused attention is at a third of the roof. It's cut into
-# many small products with a softmax between them, and (10.1) knows neither. Remember that dot. A
+# many small products with a softmax between them, and (10.1) knows neither. A
 # top-k, at 1/44, does work that our count doesn't see.
 
 # %% tags=["guard"]
@@ -398,6 +403,12 @@ moving = [part for part, one in zip(share, timed, strict=True) if not one[1] and
 assert (
     0.25 < min(moving) < 1 < max(moving) < 2.3 and 38 < 6 * MACHINE.flops / MACHINE.bandwidth < 40
 )
+
+# %% tags=["guard"]
+above = [one for part, one in zip(share, timed, strict=True) if part > 1]
+assert max(moved for _, _, moved, _ in above) < 2e6 and not any(one[1] for one in above)
+cached = [size / took for size, took in SECOND["rates"]["sums"] if 350_000 < size < 2e6]
+assert min(cached) > 2.6 * SERVER.bandwidth and round(SERVER.flops / 1e9) == 91
 speeds = {size / 3: size / seconds / 1e9 for size, seconds in MEASURED["rates"]["sums"]}
 assert round(speeds[2**24], 1) == 28.5 and all(round(speeds[n]) == 7 for n in speeds if n >= 2**25)
 assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**25]) == 4
@@ -569,8 +580,8 @@ def draw_predicted(ax):
     ax.set(xscale="log", yscale="log", xlim=(7, 2000), ylim=(0.1, 120))
     ax.set_xticks(sizes, sizes.tolist(), fontsize=18)
     ax.set_yticks((0.1, 1, 10, 100), (0.1, 1, 10, 100), fontsize=18)
-    ax.set_xlabel("tokens in a chunk", fontsize=19), ax.set_ylabel("milliseconds", fontsize=19)
-    ax.minorticks_off()
+    ax.set_xlabel("tokens in a chunk", fontsize=19)
+    ax.set_ylabel("ms for 4,096 tokens", fontsize=19), ax.minorticks_off()
 
 
 # %% tags=["figure"]
@@ -611,8 +622,8 @@ rose = [median(runs[0][str(q)]) / median(runs[1][str(q)]) for q in by_chunk()]
 assert all(0.46 < one < 0.5 for one in rose[5:])
 
 # %% [markdown] slide_title="Three kernels do the four steps, and no pair is stored"
-# The prediction finds the lowest point, but not the time: up to 128, a pass takes 1.4 to 1.9 times
-# as long as predicted. With chunks of 256 and 512, it's three and four times. There the largest
+# The prediction finds the lowest point, but not the time: a pass takes 1.4 to 1.9 times as long as
+# predicted up to 128, and three and four times with chunks of 256 and 512. There the largest
 # tensors take up 32 and 64 MiB, and the operating system clears fresh pages for them first.
 #
 # The papers' kernels still store $CB^\top$ and load it again (mamba-ssm's `ssd_combined.py`). What
@@ -776,8 +787,8 @@ plotting.show_drawing(
     "10_grid",
     "The line that finds chunk and tile. A grid of programs, six columns for three chunks of two "
     "tiles, four rows for the heads. Program 3 of head 2 is marked: 3 // 2 is chunk 1, 3 % 2 is "
-    "tile 1. Beside it the state that chunk 1 leaves in head 2, 24 by 20 numbers, of which the "
-    "program makes channels 16 to 19.",
+    "tile 1. Beside it, for 20 channels in tiles of 16, the state that chunk 1 leaves in head 2, "
+    "24 by 20 numbers, of which the program makes channels 16 to 19.",
 )
 
 # %% [markdown] slide_title="A chunk writes the sum of its decayed outer products"
@@ -1075,11 +1086,11 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
-# On an A100, the largest tile moves 800 numbers for every pair, and PyTorch thirteen. (256 threads
-# store and load 51,692 bytes each, for 4,096 pairs.) Don't be fooled by the tile's 32 registers and
-# its occupancy, the highest of all: nearly everything is in memory. In the first row nothing
-# spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves no room
-# for a second.
+# On an A100, the largest tile moves 51,692 bytes × 256 threads / 4,096 pairs, or about 800 numbers
+# of four bytes for every pair, and PyTorch thirteen. (These bytes are stored and loaded.) Don't be
+# fooled by the tile's 32 registers and its occupancy, the highest of all: nearly everything is in
+# memory. In the first row nothing spills. But one program takes 256 × 200 of a multiprocessor's
+# 65,536 registers, and leaves no room for a second.
 #
 # Our kernels take the first row. Why 32 channels and not all 64? On an H100 they'd cost nothing,
 # but on an A100 they spill 132 bytes. So at $p = 64$ two programs compute the same $CB^\top$. (Our
@@ -1173,11 +1184,12 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 #
 # Chapter 09 trained five systems of a million parameters. Which one trains fastest? We predicted it
 # by (10.1), and committed the prediction: LlaMa, and Mamba-2 takes 1.4 times as long. Only then did
-# we time a training pass, over chapter 09's batch of four windows of 512 bytes, on the second
-# server of section 2. (The bet used the first server's rates. With the second's, as the hollow dots
-# have it, (10.1) says 1.2.)
+# we time a training pass. (The bet used the first server's rates. With the second's, as the hollow
+# dots have it, (10.1) says 1.2.)
 #
-# Where is LlaMa, as we predicted it (hollow), and as we measured it (filled)?
+# Each system has a million parameters, 200 updates in chapter 09, and four windows of 512 bytes in
+# a pass on the second server; we bet that LlaMa is the fastest. Where is LlaMa, as we predicted it
+# (hollow), and as we measured it (filled)?
 
 
 # %% tags=["setup"]
@@ -1190,6 +1202,7 @@ def turns(kind, name):
     return torch.tensor([seconds[str(l)][name] for l in LENGTHS]).double().T
 
 
+# %% tags=["setup"]
 def crossings(kind, name, other):
     """From how many tokens on one system is faster than another, in each turn, interpolated."""
     found = []
@@ -1273,18 +1286,21 @@ plotting.save(
 # ms where its products should take 8, and LlaMa has eight such layers: half of its time.
 #
 # Is LlaMa slow, then? That depends on the length. With two million parameters and one text in a
-# pass, on the first server, LlaMa is the fastest at 256 tokens. The others overtake it at 400 to
-# 1,300 tokens, on average over five runs.
+# pass, on section 2's first server, LlaMa is the fastest at 256 tokens. The others
+# overtake it at 400 to 1,300 tokens, on average over five runs.
 
 # %% tags=["guard"]
 found = loss_and_time()
 losses, took, predicted = ({name: of[i] for name, of in found.items()} for i in range(3))
 assert max(losses, key=losses.get) == max(took, key=took.get) == "LlaMa"
 assert min(predicted, key=predicted.get) == "LlaMa"
+assert {run["nats"][-1][0] for run in read_record("09_systems")["runs"]} == {200}
 assert round(predicted["Mamba-2"] / predicted["LlaMa"], 1) == 1.2
 of_bet = {name: by_rates(name, MACHINE) for name in ("LlaMa", "Mamba-2")}
 assert round(of_bet["Mamba-2"] / of_bet["LlaMa"], 1) == 1.4
 assert all(1.1 < took["LlaMa"] / took[name] < 1.35 for name in [*took][1:])
+
+# %% tags=["guard"]
 attention = 1e3 * median(SECOND["updates"]["seconds"]["attention, one layer of LlaMa"])
 by_products = 1e3 * 7 * 2 * 4 * 4 * 24 * (512 * 513 // 2) / SERVER.flops  # two products, then five
 assert (round(attention), round(by_products)) == (30, 8)
@@ -1316,8 +1332,8 @@ plotting.save(
 # through memory. Let's race four systems on an H100, in evaluation. Where do you expect LlaMa, the
 # line at 1, to win?
 #
-# Only the first column is measured, on our core, with two million parameters. (10.1) predicts the
-# others, for 1.3 billion.
+# Only the first column is measured (our core, two million parameters); (10.1) predicts the others,
+# for 1.3 billion, without OTCE.
 
 
 # %% tags=["setup"]
@@ -1454,13 +1470,13 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
-# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. Does LlaMa
-# have less to compute? No. **The matrix products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each,
-# and Cheems 6.7.** The bytes of norms, gates, conversions and look-ups decide, which no kernel here
-# has fused. (While a byte moves, an H100 has time for 300 operations, and our core for 6.4.) If a
-# cache kept the rows of Cheems' experts, so that each is read once, Cheems would be first, at 1.19.
-# And at 65,536 tokens all three overtake LlaMa. A race at one length, with one count of bytes, has
-# no winner worth naming.
+# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both, unless each
+# row of the experts' tables is read once. Does LlaMa have less to compute? No. **The matrix
+# products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each, and Cheems 6.7.** The bytes of norms,
+# gates, conversions and look-ups decide, which no kernel here has fused. If a cache kept the rows
+# of Cheems' experts, so that each is read once, Cheems would be first, at 1.19. And at 65,536
+# tokens all three overtake LlaMa. A race at one length, with one count of bytes, has no winner
+# worth naming.
 #
 # The hollow dots are untested: they count neither launches nor exponentials.
 

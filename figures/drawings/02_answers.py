@@ -26,10 +26,11 @@ def draw_plane(ax):
     before = [tuple(dot(KEYS[0], key) * v for v in VALUES[0]) for key in KEYS]
     for i, (x, y) in enumerate(before):
         ax.plot(x, y, "o", color=GREEN, markersize=13)
-        ax.text(x, y - 0.14, f"$k_{i}$ now", color=GREEN, ha="center", **SIZE)
+        words = f"what $k_{i}$\nreturns now"
+        ax.text(x, y - 0.08, words, color=GREEN, ha="center", va="top", **SIZE)
     ax.plot(*VALUES[1], "s", color=BLUE, markersize=15)
     ax.text(0.0, 1.1, "$v_1$, wanted at $k_1$", color=BLUE, ha="center", **SIZE)
-    ax.set(xlim=(-0.5, 1.75), ylim=(-0.3, 1.28), xticks=[0, 1], yticks=[0, 1])
+    ax.set(xlim=(-0.5, 1.75), ylim=(-0.42, 1.28), xticks=[0, 1], yticks=[0, 1])
     ax.set_xlabel("share of $v_0$", fontsize=18)
     ax.set_ylabel("share of $v_1$", fontsize=18)
     ax.tick_params(labelsize=18)

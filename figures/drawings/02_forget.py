@@ -19,16 +19,16 @@ def draw():
     fig, ax = plotting.figure(size=(9, 5))
     overlaps = [i / 100 for i in range(101)]
     for words, color, alpha, beta, place in (
-        ("Mamba-2: every key alike", GREEN, ALPHA, 0, (0.03, 0.54)),
-        ("delta rule: the key itself", RED, 1, 1, (0.42, 0.92)),
+        ("Mamba-2, α = ½: every key alike", GREEN, ALPHA, 0, (0.03, 0.54)),
+        ("delta rule, β = 1: the key itself", RED, 1, 1, (0.4, 0.94)),
     ):
         ax.plot(overlaps, [left(c, alpha, beta) for c in overlaps], color=color, lw=3)
         ax.text(*place, words, color=color, fontsize=19)
     ax.set_xlabel("inner product of the old key and the new one", fontsize=18)
-    ax.set_ylabel("share of the old value left", fontsize=18)
+    ax.set_ylabel("share of its value that\nthe old key still returns", fontsize=18)
     ax.set(xlim=(0, 1), ylim=(-0.02, 1.08), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
     ax.tick_params(labelsize=18)
     drawn = set(ax.get_children())
     ax.plot(overlaps, [left(c, ALPHA, 1) for c in overlaps], color=ORANGE, lw=3)
-    ax.text(0.1, 0.3, "Gated DeltaNet: both", color=ORANGE, fontsize=19)
+    ax.text(0.03, 0.2, "Gated DeltaNet, α = ½, β = 1: both", color=ORANGE, fontsize=19)
     return fig, [[artist for artist in ax.get_children() if artist not in drawn]]

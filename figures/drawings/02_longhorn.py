@@ -33,7 +33,7 @@ def draw():
     ax.plot([lowest, lowest], [0, bottom], color=GREEN, lw=1.5, ls="--")
     ax.plot(lowest, bottom, "o", color=GREEN, markersize=13)
     ax.annotate("", (1, 0.85), (lowest, 0.85), arrowprops=dict(arrowstyle="<->", lw=2))
-    ax.text((1 + lowest) / 2, 0.9, "$e$ left", ha="center", fontsize=19)
+    ax.text((1 + lowest) / 2, 0.9, "error left: $e$", ha="center", fontsize=19)
     ax.set_xticks([0, lowest, 1], ["old answer", "Longhorn", "value"], fontsize=19)
     ax.set_yticks([])
     ax.set_ylabel("loss", fontsize=18)

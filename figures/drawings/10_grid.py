@@ -62,7 +62,8 @@ def draw_state(ax):
     point, head = MINE
     frame = ax.add_patch(Rectangle((STATE, low), *size, fc="white", ec=GREEN, lw=2.5))
     mine = ax.add_patch(Rectangle((start, low), wide, size[1], fc=ORANGE, ec=GREEN, lw=1.5))
-    words = f"what chunk {point // TILES} leaves in head {head}:\n{NUMBERS} × {CHANNELS} numbers"
+    words = f"example: p = {CHANNELS} channels in tiles of {TILE}\n"
+    words += f"what chunk {point // TILES} leaves in head {head}:\n{NUMBERS} × {CHANNELS} numbers"
     title = ax.text(STATE - 0.3, low + size[1] + 0.25, words, fontsize=17, color=GREEN)
     says = f"tile {point % TILES}:\nchannels\n{TILE} to {CHANNELS - 1}"
     note = ax.text(start + wide + 0.15, 2.2, says, fontsize=17, color=ORANGE, va="center")
