@@ -944,8 +944,8 @@ assert all(called.values())
 
 
 # %% [markdown]
-# It is, for all three: **most of their lead over the MLP came from the DGLU, and some from the
-# experts.**
+# It is, for all three, though barely for the second: **most of their lead over the MLP came from the
+# DGLU, and some from the experts.**
 #
 # And our first prediction, that more sharing is better? Nothing here supports it. MoE shares
 # nothing; two kinds that share show no difference from it, and expansive experts are behind.
