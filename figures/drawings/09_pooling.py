@@ -27,7 +27,7 @@ def draw_table(ax, left, table, color=None):
             ax.text(x + CELL / 2, y + CELL / 2, words, ha="center", va="center", fontsize=19)
     for j in range(3):
         x = left + CELL * (j + 0.5)
-        ax.text(x, LOW + 3 * CELL + 0.12, f"seed {j + 1}", ha="center", fontsize=14)
+        ax.text(x, LOW + 3 * CELL + 0.12, j + 1, ha="center", fontsize=16)
 
 
 def draw_losses(ax):
@@ -38,6 +38,7 @@ def draw_losses(ax):
         ax.text(PLACES[0] - 0.12, y, f"row {'abc'[i]}", ha="right", va="center", fontsize=16)
         x = PLACES[0] + 3 * CELL + 0.14
         ax.text(x, y, mean, va="center", fontsize=19, color=BLUE)
+    ax.text(PLACES[0] - 0.12, LOW + 3 * CELL + 0.12, "seed", ha="right", fontsize=16)
     ax.text(PLACES[0], 4.15, "losses, and rows' means", fontsize=18)
 
 
@@ -51,7 +52,7 @@ def draw_arrow(ax, end, words, color):
 def draw_without_rows(ax):
     """Each number less its row's mean, and the seeds' means of that."""
     table = without_rows()
-    draw_arrow(ax, PLACES[1], "minus\nrows' means", BLUE)
+    draw_arrow(ax, PLACES[1], "minus\nrows", BLUE)
     draw_table(ax, PLACES[1], table)
     for j, mean in enumerate(means(zip(*table, strict=True))):
         words = f"{mean}".replace("-", "−")
@@ -65,7 +66,7 @@ def draw_noise(ax):
     table = without_rows()
     by_seed = means(zip(*table, strict=True))
     left = [[x - mean for x, mean in zip(row, by_seed, strict=True)] for row in table]
-    draw_arrow(ax, PLACES[2], "minus\nseeds' means", RED)
+    draw_arrow(ax, PLACES[2], "minus\nseeds", RED)
     draw_table(ax, PLACES[2], left, GREEN)
     ax.text(PLACES[2], 4.15, "$e$, the noise", fontsize=18, color=GREEN)
     words = "rows and columns\nsum to zero: 4 are free"
