@@ -1142,7 +1142,7 @@ def draw_copying(ax):
     ax.set(xlabel="step", ylabel="share of 64 symbols right", ylim=(0, 1.15), xlim=(0, 1000))
 
 
-# %% tags=["figure", "aside"]
+# %% tags=["figure", "slide", "aside"]
 fig, ax = plotting.figure(size=(11, 4.8))
 draw_copying(ax)
 plotting.save(
