@@ -408,8 +408,8 @@ check("matrix form = recurrence", M @ x, recurrence(x, dt, A, B, C))
 # Here is $M$ beside attention's matrix from the same $C$ and $B$. Its far corner is pale: with this
 # fast decay, what is long past counts for little.
 #
-# The recurrence and the matrix (red above zero, blue below) give the same $y$: that's *state space
-# duality* (Dao and Gu).
+# The recurrence and the matrix (red > 0, blue < 0) give the same $y$: *state space duality* (Dao
+# and Gu).
 
 
 # %% tags=["figure"]
@@ -501,9 +501,9 @@ for head in (0, 1):
 # different scores early and late in a text. Mamba-2's states know positions in two ways: by their
 # decay, and by a *convolution*, which mixes a token with the few before it.
 #
-# WM wants one position encoding for both mixers, so that positions agree (§1). In place of a
-# convolution (slow) or decay alone (only in states) it *rotates* pairs of numbers, of $q$ and $k$
-# in `I` and of $C$ and $B$ in `S`, by an angle that grows with the position:
+# WM wants one position encoding for both mixers (§1): not a convolution (slow) or decay (states
+# only) but a *rotation* of pairs of numbers, of $q$ and $k$ in `I`, $C$ and $B$ in `S`, by an angle
+# that grows with the position:
 
 # %% slide_title="WM: turn both arrows, and the angle between them stays" tags=["figure"]
 plotting.show_drawing(
@@ -578,9 +578,9 @@ class SSD(nn.Module):
 # inner function is an `S`: a memory that keeps everything should also compress (Ch §3.2). Both
 # leave queries and keys linear, for more complex ones may fluctuate in training.
 #
-# WM keeps few attention layers, for speed, so their values should hold more (§1). $q$ and $k$ stay
-# linear, for a steady training (§3.2). In place of $v = W x$ a token picks the rows of a table that
-# fit it best, and multiplies itself by their sum, entry by entry ($\circ$):
+# Attention layers are few, so their values should hold more (WM §1): in place of $v = W x$ a token
+# picks the table rows that fit it best, and multiplies itself by their sum, entry by entry
+# ($\circ$):
 
 # %% slide_title="WM: rows of a table give each token a map of its own" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -591,9 +591,6 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Beside the causal mask WM has a *dynamic* one: learned, it is meant to hide noisy keys, as a state
-# filters its past; as printed it gets no gradient, so it hides no key (our run, chapter 05).
-#
 # Two rows, their weights (a softmax) and one table per head are ours. The folded cells have the
 # table and the whole `I`.
 
@@ -652,10 +649,9 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Experts of one neuron, found by product keys, are He's (PEER, 2024); WM and Ch put the shared MLP
-# in front of them. It's the part that works on every token, and WM stores the main transformation
-# there. In ours it has 65,536 weights. The 256 experts have as many, and a token uses 2,048 of
-# them.
+# Tiny experts found by product keys are He's (PEER, 2024); the shared MLP is WM's and Ch's. It's
+# the part that works on every token, and WM stores the main transformation there. In ours it has
+# 65,536 weights. The 256 experts have as many, and a token uses 2,048 of them.
 #
 # An expert is one neuron: a vector that decides whether it fires, and one that it adds if it does.
 # WM's largest model has 8,192 a layer (Table 7). Why not a million? How do you find the best few?
@@ -820,9 +816,8 @@ def train(model, text, steps, peak=3e-3):
 # %% [markdown]
 # Your model has four letters and 60 steps, half a minute. Will it beat counting?
 #
-# We train `SEIE` for 60 steps on Python's manual. A bar is the mean loss on the windows of the last
-# ten steps. The last bar is the loss on the held-out tenth, where the bigram scores 2.32, the mark
-# ┃:
+# A bar is the mean loss on the windows of the last ten steps. We train `SEIE` for 60 steps on
+# Python's manual; the last bar is the held-out tenth, where the bigram scores 2.32, the mark ┃:
 
 
 # %% tags=["setup"]
@@ -920,9 +915,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# On held-out text `SESESE` is 0.014 to 0.044 nats behind `SESEIE` after 300 steps, 0.004 to 0.013
-# after 1,200 (three seeds); counting by three bytes scores 1.4, which beats all at 300 and none at
-# 1,200. `IEIEIE` (one run) is 0.11 behind, and then 0.005.
+# Held out, `SESESE` is 0.014 to 0.044 nats behind `SESEIE` after 300 steps, 0.004 to 0.013 after
+# 1,200; counting three bytes scores 1.4. That beats all at 300 and none at 1,200. (Three seeds;
+# `IEIEIE`, one run, is 0.11 behind, and then 0.005.)
 
 # %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes
@@ -1211,22 +1206,20 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # rotation, at most 0.08 of 16 symbols are right.
 
 # %% [markdown] slide_title="Our runs: attention copies sooner, and this text hardly needs it"
-# Here is a first answer, from our small models, on held-out text and on rows to copy:
+# Here is a first answer, from our small models. For copying, `S` is set up with slow decays and
+# even speeds; as initialised it has 0.03 to 0.51 of the symbols right after 1,000 steps:
 #
 # | | with attention | states alone |
 # |---|---|---|
 # | text, 1,200 steps | `SESEIE`: 1.23 to 1.26 nats | `SESESE`: 0.004 to 0.013 more |
 # | copy 64 symbols | `I`: by step 40 | `S`, set up for it: by step 210 |
-#
-# Set up for it means slow decays and even speeds; as initialised, `S` has 0.03 to 0.51 of the 64
-# symbols right after 1,000 steps (three runs).
 
 # %% [markdown] slide_title="Our runs: a state, then attention, finds a value by its key"
 # ### And a search
 #
-# To *search* is to find a value by its key. Rows of 64 tokens hold 16 pairs, and models of two
-# mixers, each with an MLP, get 2,000 steps. A *convolution* mixes a token with the few before it.
-# We count the runs that end with more than 0.9 right (chapter 08):
+# To *search* is to find a value by its key, here one of 16 in 64 tokens. Two mixers, each with an
+# MLP, get 2,000 steps; more than 0.9 right counts (chapter 08). A *convolution* mixes a token with
+# the few before it; WM took it out, as slow (§1) and for a fair recall test (Table 6):
 #
 # | two mixers | found it |
 # |---|---|
@@ -1236,8 +1229,7 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # | states, with rotation | 2 of 5 |
 # | states, with a convolution in place of rotation | 5 of 5 |
 #
-# WM took the convolution out because it takes time (§1), and in its recall test for fairness (Table
-# 6). Attention before a state fails in 5 of 5 runs with a convolution as well.
+# Attention before a state fails in 5 of 5 runs with a convolution as well.
 
 # %% [markdown] slide_title="WM on our question: attention for recall, and some may be redundant"
 # ## 12 · What the paper reports
@@ -1246,14 +1238,16 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 #
 # - One mixer in eight is attention, for recall (WM §3.4). WM has the ratio from Dao and Gu; Ch
 #   (§3.4) says that many studies show 7:1 to be best, and names none.
-# - Recall (WM Figure 5): at width 128 WM finds an inner function more accurate than attention or
-#   states. At 2,048 tokens noise limits all three; with the dynamic mask recall stays good.
+# - Recall (WM Figure 5): at width 128 an inner function beats attention and states. At 2,048 tokens
+#   noise limits all three, but less with the *dynamic mask*: beside the causal mask, learned, and
+#   meant to hide noisy keys. As printed it gets no gradient and hides none (our run, chapter 05).
 # - Without states, and with several MLPs or experts for each attention, most scores don't drop
 #   significantly (WM §5, no table). So attention may have some redundancy, WM guesses.
 
 # %% [markdown] slide_title="WM reports: each part lowers the perplexity"
-# WM's Table 1 has one perplexity per system, at 8,192 tokens, and no spread. It doesn't say how
-# many states come with each attention. The columns are the sources of position:
+# WM's Table 1, at 8,192 tokens, gives no spread and no ratio of states to attention. Ch's Table 2
+# prints the six bold numbers less exactly 6.00, so the two aren't independent. The columns are
+# sources of position:
 #
 # | WM: perplexity | convolution | decay | rotation |
 # |---|---|---|---|
@@ -1263,14 +1257,13 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # | … with an inner function | 8.43 | 8.49 | 8.12 |
 # | … and the dynamic mask | 8.36 | 8.42 | 7.96 |
 #
-# Ch's Table 2 prints the six numbers in bold as well, each lower by exactly 6.00, so the two tables
-# aren't independent measurements. From first to last the right column falls by 0.05 nats per token.
-# As printed the dynamic mask hides nothing, so we can't say what makes the last row. In Table 2, at
-# seven states to one attention, WM puts `E` in place of the MLPs: 8.18 becomes 7.49.
+# From first to last the right column falls by 0.05 nats per token. As printed the dynamic mask
+# hides nothing, so we can't say what makes the last row. In Table 2, at seven states to one
+# attention, WM puts `E` in place of the MLPs: 8.18 becomes 7.49.
 
 # %% [markdown] slide_title="WM reports: two mixers beat one; Cheems changes its experts as well"
-# Here are WM's accuracies in percent, averaged over seven benchmarks (Table 4). We can't train
-# models of that size, and chapter 12 says what we can check:
+# Here are WM's accuracies in percent, averaged over seven benchmarks (Table 4). For attention,
+# compare Jamba with LLaMA and Mamba-2: only Cheems has other experts, CDMoE:
 #
 # | | LLaMA | Mamba-2 | Jamba | Cheems |
 # |---|---|---|---|---|
@@ -1279,8 +1272,8 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # | 320 million | 43.99 | 43.07 | 44.31 | 45.22 |
 # | 1.3 billion | 50.36 | 49.07 | 51.07 | 52.44 |
 #
-# For attention, compare Jamba with LLaMA and Mamba-2: Cheems has other experts too, so its lead may
-# come from these. (MoE-SEI has routed experts, and a shared one beside them.)
+# Cheems' lead may come from its experts. (MoE-SEI has routed experts, and a shared one beside
+# them.) We can't train models of that size, and chapter 12 says what we can check.
 
 # %% tags=["guard"]
 printed = tomllib.loads(Path("../book/tables.toml").read_text(encoding="utf-8"))
