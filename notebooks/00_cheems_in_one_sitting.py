@@ -436,7 +436,7 @@ def draw_chunks(ax, l, size):
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=color, lw=3)
 
 
-# %% slide_title="Duality: multiply inside chunks, hand the state on between them" tags=["figure"]
+# %% slide_title="Duality: in chunks, twice the text is twice the work, not four times" tags=["figure"]
 B, C = random(2, 12, 4, seed=7)
 softmax = attention(C[None, None], B[None, None], torch.eye(12)[None, None])[0, 0]
 M = duality_matrix(0.1 + random(12, seed=8).abs(), torch.tensor(-1.0), B, C)
@@ -464,10 +464,10 @@ softmax = attention(C[None, None], B[None, None], torch.eye(12)[None, None])[0, 
 assert softmax.tril().min() >= 0 and softmax[far].max() > 0.2
 
 # %% [markdown]
-# Inside a *chunk* (blue frame) multiply by the matrix, and between chunks (green) hand over the
-# state: twice the text is then twice the work, not four times. A token reads the state from before
-# its chunk, faded by the steps in between. That's exact, however slowly the state fades. The folded
-# cells have these ten lines, `ssd`, with chunks of 64, and check them. Chapter 03 derives them.
+# Inside a *chunk* (blue) multiply by the matrix; between chunks (green) hand on the state. Twice
+# the text is then twice the work, not four times. A token reads the state from before its chunk,
+# faded by the steps in between. That's exact, however slowly the state fades. The folded cells have
+# these ten lines, `ssd`, with chunks of 64, and check them. Chapter 03 derives them.
 
 
 # %% tags=["setup", "experiment"]
@@ -514,8 +514,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# For states alone WM prints a perplexity of 8.33 with rotation, 8.56 with a convolution and 8.62
-# with decay (Table 1; lower is better). With rotation a score knows the distance. In `S` a write
+# WM's perplexity: rotation 8.33, convolution 8.56, decay 8.62 (states alone). That's Table 1, and
+# lower is better. With rotation a score knows the distance. In `S` a write
 # also fades, by the steps $\Delta$ in between. (More on WM's numbers in section 12.)
 #
 # Pair $i$ turns by $10000^{-2i/n}$ per token:
@@ -575,8 +575,7 @@ class SSD(nn.Module):
 #
 # What should attention take from the tokens it found? Usually $v = W x$, with one $W$ for all
 # tokens. An *inner function*, hence the letter `I`, makes the map depend on the token. In Ch the
-# inner function is an `S`: a memory that keeps everything should also compress (Ch §3.2). Both
-# leave queries and keys linear, for more complex ones may fluctuate in training.
+# inner function is an `S`: a memory that keeps everything should also compress (Ch §3.2).
 #
 # Attention layers are few, so their values should hold more (WM §1): in place of $v = W x$ a token
 # picks the table rows that fit it best, and multiplies itself by their sum, entry by entry
@@ -591,6 +590,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
+# Queries and keys stay linear: complex ones may fluctuate in training (§3.2).
+#
 # Two rows, their weights (a softmax) and one table per head are ours. The folded cells have the
 # table and the whole `I`.
 
@@ -649,7 +650,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Tiny experts found by product keys are He's (PEER, 2024); the shared MLP is WM's and Ch's. It's
+# Tiny experts with product keys are He's PEER; the shared MLP is WM's and Ch's. It's
 # the part that works on every token, and WM stores the main transformation there. In ours it has
 # 65,536 weights. The 256 experts have as many, and a token uses 2,048 of them.
 #
@@ -774,9 +775,9 @@ class Cheems(nn.Module):
 
 
 # %% [markdown]
-# In our file the logits reuse the embedding, which is our choice. WM's dynamic mask isn't in it.
-# The package has such a mask as an option, and adds memory between calls, padding and checks. With
-# the same weights the two agree.
+# In our file the logits reuse the embedding, which is our choice. WM's dynamic mask (section 12)
+# isn't in it. The package has such a mask as an option, and adds memory between calls, padding and
+# checks. With the same weights the two agree.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(0)
@@ -1219,7 +1220,7 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 #
 # To *search* is to find a value by its key, here one of 16 in 64 tokens. Two mixers, each with an
 # MLP, get 2,000 steps; more than 0.9 right counts (chapter 08). A *convolution* mixes a token with
-# the few before it; WM took it out, as slow (§1) and for a fair recall test (Table 6):
+# the few before it; WM took it out, as slow (§1) and for fairness (Table 6):
 #
 # | two mixers | found it |
 # |---|---|
@@ -1239,8 +1240,8 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 # - One mixer in eight is attention, for recall (WM §3.4). WM has the ratio from Dao and Gu; Ch
 #   (§3.4) says that many studies show 7:1 to be best, and names none.
 # - Recall (WM Figure 5): at width 128 an inner function beats attention and states. At 2,048 tokens
-#   noise limits all three, but less with the *dynamic mask*: beside the causal mask, learned, and
-#   meant to hide noisy keys. As printed it gets no gradient and hides none (our run, chapter 05).
+#   noise limits all three; with the *dynamic mask*, learned beside the causal one to hide noisy
+#   keys, recall stays good. As printed it gets no gradient and hides none (our run, chapter 05).
 # - Without states, and with several MLPs or experts for each attention, most scores don't drop
 #   significantly (WM §5, no table). So attention may have some redundancy, WM guesses.
 

@@ -20,8 +20,8 @@ text of its own:
   slides too, below the sentences that lead to them. A quotation is a slide with the sentences that
   follow it: they say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
-  well, it draws what was just said or printed, and takes no minutes. Tagged `aside` as well, it's on
-  the page only.
+  well, it draws what was just said or printed, and takes no minutes. Tagged `aside` as well, only
+  the page has it.
 - Words and equations without code or output have the figure beside them that stands under the same
   heading, so that you see formula and picture together: the one shown last, or the first if it
   answers no question. Where it's as large below them, it is there.
