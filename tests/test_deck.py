@@ -97,9 +97,9 @@ def in_one_row(tex: str) -> str:
 
 
 def shows_every_figure(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    """With its words, and with its stages."""
+    """With its words, and with its stages; none of an aside."""
     wanted, found = [], []
-    for output in (output for cell in coded(notebook) for output in cell.outputs):
+    for output in (output for cell in coded(notebook, "aside") for output in cell.outputs):
         if svg := output.get("data", {}).get("image/svg+xml"):
             alt = unescape(re.search('aria-label="(.*?)"', svg)[1])
             wanted.append((alt, {*re.findall(r'id="stage-(\d+)', svg)}))

@@ -20,7 +20,8 @@ text of its own:
   slides too, below the sentences that lead to them. A quotation is a slide with the sentences that
   follow it: they say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
-  well, it draws what was just said or printed, and takes no minutes.
+  well, it draws what was just said or printed, and takes no minutes. Tagged `aside` as well, only
+  the page has it.
 - Words and equations without code or output have the figure beside them that stands under the same
   heading, so that you see formula and picture together: the one shown last, or the first if it
   answers no question. Where it's as large below them, it is there.
@@ -516,6 +517,8 @@ class Chapter:
         if tags & LEFT_OUT or is_page(cell) or self.head.startswith(HOMEWORK):
             if cell.outputs:
                 self.result = None  # the text speaks of what no slide shows
+            if "figure" in tags and picture(cell):
+                self.figures += 1  # the page has it, and numbers the others after it
             return
         elif "figure" in tags:
             drawn = picture(cell)

@@ -21,7 +21,7 @@ def draw_shared(ax):
     arrow(ax, (1.1, HIGH), (1.65, HIGH))
     ax.add_patch(Rectangle((1.75, 2.2), 2.7, 2.3, fc=GREEN, alpha=0.15, lw=0))
     ax.add_patch(Rectangle((1.75, 2.2), 2.7, 2.3, fc="none", ec=GREEN, lw=3))
-    words(ax, 3.1, HIGH, "shared MLP,\nthe large part", size=22)
+    words(ax, 3.1, HIGH, "shared MLP:\nworks on\nevery token", size=22)
     arrow(ax, (4.5, HIGH), (5.1, HIGH), color=GREEN)
     words(ax, 5.35, HIGH, "$z$", GREEN, 24)
     words(ax, 3.1, 0.75, "what every token needs:\nstored once,\ncomputed for all", GREEN)
