@@ -233,8 +233,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The four matrix products do all the operations that we count, in 38% of the time (on a server,
-# each operator timed alone). What do the others do? The largest only converts float64 to float32.
+# We count operations of products alone, so the four have all, in 38% of the time (on a server, each
+# timed alone). What do the others do? The largest only converts float64 to float32.
 
 # %% [markdown] slide_title="1,024 times the operations take 1.3 times as long"
 # ## 2 · The price of a byte
@@ -1043,8 +1043,8 @@ plotting.save(
 # to a multiprocessor, for all of its programs. A *warp* is 32 threads in step, and *occupancy* the
 # share of 64 warps that a multiprocessor holds.) What do you expect of the largest tile?
 #
-# Here is how many bytes a thread *spills* (parks in memory) if a tile has $N$ numbers of $B$ and
-# $P$ channels, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$.
+# Here is how many bytes a thread *spills* (stores, and loads again) if a tile has $N$ numbers of
+# $B$ and $P$ channels, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$.
 
 # %% tags=["aside"]
 print("            N    P   registers   bytes spilled   KiB shared   occupancy")
@@ -1282,8 +1282,9 @@ plotting.save(
 
 # %% [markdown] slide_title="We lost the bet: attention takes four times what its products take"
 # **We lost that bet.** LlaMa is last in loss *and* in time: it takes 1.1 to 1.3 times as long as
-# each of the others. It's section 2's low dot again. One layer's attention, both passes, takes 30
-# ms where its products should take 8, and LlaMa has eight such layers: half of its time.
+# each of the others. (10.1) is too low for all five, by 1.6 to 1.7, and for LlaMa by 2.2. What sets
+# LlaMa apart is section 2's low dot. One layer's attention, both passes, takes 30 ms where its
+# products should take 8, and LlaMa has eight such layers: half of its time.
 #
 # Is LlaMa slow, then? That depends on the length. With two million parameters and one text in a
 # pass, on section 2's first server, LlaMa is the fastest at 256 tokens. The others
@@ -1299,6 +1300,8 @@ assert round(predicted["Mamba-2"] / predicted["LlaMa"], 1) == 1.2
 of_bet = {name: by_rates(name, MACHINE) for name in ("LlaMa", "Mamba-2")}
 assert round(of_bet["Mamba-2"] / of_bet["LlaMa"], 1) == 1.4
 assert all(1.1 < took["LlaMa"] / took[name] < 1.35 for name in [*took][1:])
+off, *others = (took[name] / predicted[name] for name in took)
+assert 2.15 < off < 2.25 and 1.6 < min(others) < max(others) < 1.7
 
 # %% tags=["guard"]
 attention = 1e3 * median(SECOND["updates"]["seconds"]["attention, one layer of LlaMa"])
@@ -1323,9 +1326,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# Let's compare. WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. On our core
-# Cheems is about as fast as Jamba (0.83 to 1.10 times, by length), and at 16,384 tokens has two
-# thirds of Mamba-2's speed.
+# WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. On our core
+# Cheems is 0.83 to 0.99 times as fast as Jamba, by length, and 0.92 to 1.10 times when we timed it
+# again with a faster search for experts. At 16,384 tokens it has two thirds of Mamba-2's speed.
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
@@ -1471,14 +1474,14 @@ plotting.save(
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
 # At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both, unless each
-# row of the experts' tables is read once. Does LlaMa have less to compute? No. **The matrix
-# products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each, and Cheems 6.7.** The bytes of norms,
+# row of the experts' tables is read once. **The matrix
+# products alone would take LlaMa, Mamba-2 and Jamba 8.6 ms, and Cheems 6.7.** The bytes of norms,
 # gates, conversions and look-ups decide, which no kernel here has fused. If a cache kept the rows
 # of Cheems' experts, so that each is read once, Cheems would be first, at 1.19. And at 65,536
-# tokens all three overtake LlaMa. A race at one length, with one count of bytes, has no winner
-# worth naming.
+# tokens all three overtake LlaMa.
 #
-# The hollow dots are untested: they count neither launches nor exponentials.
+# The hollow dots are untested: they count neither launches nor exponentials. At home (10.1) was off
+# by 1.4 between LlaMa and the others, more than LlaMa is ahead here.
 
 
 # %% tags=["guard"]
@@ -1534,7 +1537,7 @@ for length, seconds in MEASURED["inner"].items():
 for kind in ("training", "evaluation"):
     mean = {other: [fmean(as_fast("Cheems", other, kind, length)) for length in LENGTHS]
             for other in ("Jamba", "Mamba-2")}  # fmt: skip
-    assert max(mean["Jamba"]) < 1 and min(mean["Mamba-2"][:5]) > 0.84
+    assert max(mean["Jamba"]) < 0.995 and min(mean["Mamba-2"][:5]) > 0.84
     assert 0.65 < mean["Mamba-2"][6] < 0.7
     run = RECORD["systems anew"]["systems"][kind]
     jamba, mamba, cheems = (torch.tensor([times[name] for times in run.values()]).double()
@@ -1556,13 +1559,13 @@ for kind in ("training", "evaluation"):
 #   into small products, so we lost a bet.
 # - `ssd_chunked` moves thirteen numbers per pair and head. Three kernels move none, if nothing
 #   spills.
-# - A forgotten mask passes every test with a multiple of the chunk size.
+# - A forgotten mask of tokens passes every test with a multiple of the chunk size.
 # - States and softmaxes can be cut, but only a state serves every query.
 # - On a GPU, with both fused, (10.1) puts LlaMa first at 4,096 tokens, and last at 65,536.
 #
 # **Later work.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products. *Flash
 # Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels of Mamba-2
-# became one (PyTorch's blog reports 1.5 to 2.5 times the speed).
+# became one.
 
 # %% [markdown]
 # ## Exercises
