@@ -62,6 +62,13 @@ TRITON = Path(roofline.__file__).with_name("triton_ssd.py").read_text(encoding="
 
 
 # %% tags=["setup", "experiment"]
+def folded(line, width=71):
+    """A line of code, broken after a comma where it is longer than a slide is wide."""
+    place = line.rfind(", ", 0, width) + 1 if len(line) > width else len(line)
+    return line[:place] + (f"\n       {line[place:]}" if line[place:] else "")
+
+
+# %% tags=["setup", "experiment"]
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -75,13 +82,9 @@ def triton(kernel, first, last):
 
 
 # %% tags=["setup", "experiment"]
-def folded(line, width=71):
-    """A line of code, broken after a comma where it is longer than a slide is wide."""
-    place = line.rfind(", ", 0, width) + 1 if len(line) > width else len(line)
-    return line[:place] + (f"\n       {line[place:]}" if line[place:] else "")
+CALLS = {"u + v": 1, "x + y": 1024, "a + b": 1024**2, "a @ b": 2 * 1024**3}  # operations
 
 
-# %% tags=["setup", "experiment"]
 def fastest(call):
     """Seconds of a line of Python: the fastest of five turns."""
     return min(repeat(call, globals=globals(), number=10, repeat=5)) / 10
@@ -100,9 +103,6 @@ def on_our_server():
 def rounded(micros):
     """Microseconds as words: a decimal below ten."""
     return {call: f"{t:,.1f}" if t < 10 else f"{t:,.0f}" for call, t in micros.items()}
-
-
-CALLS = {"u + v": 1, "x + y": 1024, "a + b": 1024**2, "a @ b": 2 * 1024**3}  # operations
 
 
 # %% tags=["setup", "experiment"]
