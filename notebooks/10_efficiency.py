@@ -1182,10 +1182,10 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 #
 # ## 9 · A race between five systems
 #
-# Chapter 09 trained five systems of a million parameters. Which one trains fastest? We predicted it
+# Chapter 09 trained five systems. Which one trains fastest? We predicted it
 # by (10.1), and committed the prediction: LlaMa, and Mamba-2 takes 1.4 times as long. Only then did
-# we time a training pass. (The bet used the first server's rates. With the second's, as the hollow
-# dots have it, (10.1) says 1.2.)
+# we time a training pass. (The bet used the first server's rates. The second's,
+# as the hollow dots have it, say 1.2.)
 #
 # Each system has a million parameters, 200 updates in chapter 09, and four windows of 512 bytes in
 # a pass on the second server; we bet that LlaMa is the fastest. Where is LlaMa, as we predicted it
@@ -1282,13 +1282,13 @@ plotting.save(
 
 # %% [markdown] slide_title="We lost the bet: attention takes four times what its products take"
 # **We lost that bet.** LlaMa is last in loss *and* in time: it takes 1.1 to 1.3 times as long as
-# each of the others. (10.1) is too low for all five, by 1.6 to 1.7, and for LlaMa by 2.2. What sets
+# the others. (10.1) is too low for all five, by 1.6 to 1.7, and for LlaMa by 2.2. What sets
 # LlaMa apart is section 2's low dot. One layer's attention, both passes, takes 30 ms where its
-# products should take 8, and LlaMa has eight such layers: half of its time.
+# products should take 8, and LlaMa has eight: half of its time.
 #
-# Is LlaMa slow, then? That depends on the length. With two million parameters and one text in a
-# pass, on section 2's first server, LlaMa is the fastest at 256 tokens. The others
-# overtake it at 400 to 1,300 tokens, on average over five runs.
+# Is LlaMa slow? That depends on the length. With two million parameters and one text in a
+# pass, on section 2's first server, it's the fastest at 256
+# tokens. The others overtake it at 400 to 1,300, on average over five runs.
 
 # %% tags=["guard"]
 found = loss_and_time()
@@ -1327,8 +1327,8 @@ plotting.save(
 
 # %% [markdown]
 # WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. On our core
-# Cheems is 0.83 to 0.99 times as fast as Jamba, by length, and 0.92 to 1.10 times when we timed it
-# again with a faster search for experts. At 16,384 tokens it has two thirds of Mamba-2's speed.
+# Cheems is 0.83 to 0.99 times as fast as Jamba, by length, and 0.92 to 1.10 times
+# when timed again with a faster search for experts. At 16,384 tokens it has two thirds of Mamba-2's speed.
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
@@ -1473,12 +1473,10 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
-# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both, unless each
-# row of the experts' tables is read once. **The matrix
-# products alone would take LlaMa, Mamba-2 and Jamba 8.6 ms, and Cheems 6.7.** The bytes of norms,
-# gates, conversions and look-ups decide, which no kernel here has fused. If a cache kept the rows
-# of Cheems' experts, so that each is read once, Cheems would be first, at 1.19. And at 65,536
-# tokens all three overtake LlaMa.
+# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. (If each row
+# of the experts' tables is read once, Cheems is, at 1.19.) **The matrix products alone would take
+# LlaMa, Mamba-2 and Jamba 8.6 ms, and Cheems 6.7.** The bytes of norms, gates, conversions and
+# look-ups decide, which no kernel here has fused. And at 65,536 tokens all three overtake LlaMa.
 #
 # The hollow dots are untested: they count neither launches nor exponentials. At home (10.1) was off
 # by 1.4 between LlaMa and the others, more than LlaMa is ahead here.
