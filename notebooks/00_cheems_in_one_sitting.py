@@ -436,7 +436,7 @@ def draw_chunks(ax, l, size):
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=color, lw=3)
 
 
-# %% slide_title="Duality: in chunks, twice the text is twice the work, not four times" tags=["figure"]
+# %% slide_title="Duality: in chunks, twice the text is twice the work" tags=["figure"]
 B, C = random(2, 12, 4, seed=7)
 softmax = attention(C[None, None], B[None, None], torch.eye(12)[None, None])[0, 0]
 M = duality_matrix(0.1 + random(12, seed=8).abs(), torch.tensor(-1.0), B, C)
