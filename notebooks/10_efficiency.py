@@ -1326,9 +1326,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. On our core
-# Cheems is 0.83 to 0.99 times as fast as Jamba, by length, and 0.92 to 1.10 times
-# when timed again with a faster search for experts. At 16,384 tokens it has two thirds of Mamba-2's speed.
+# WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. On our core Cheems is 0.83 to
+# 0.99 times as fast as Jamba, by length, and 0.92 to 1.10 times when timed again with a faster
+# search for experts. At 16,384 tokens it has two thirds of Mamba-2's speed.
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
@@ -1473,9 +1473,9 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
-# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. (If each row
-# of the experts' tables is read once, Cheems is, at 1.19.) **The matrix products alone would take
-# LlaMa, Mamba-2 and Jamba 8.6 ms, and Cheems 6.7.** The bytes of norms, gates, conversions and
+# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. (If each
+# row of the experts' tables is read once, Cheems is, at 1.19.) **The matrix products alone would
+# take LlaMa, Mamba-2 and Jamba 8.6 ms, and Cheems 6.7.** The bytes of norms, gates, conversions and
 # look-ups decide, which no kernel here has fused. And at 65,536 tokens all three overtake LlaMa.
 #
 # The hollow dots are untested: they count neither launches nor exponentials. At home (10.1) was off
