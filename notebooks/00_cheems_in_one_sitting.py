@@ -1217,7 +1217,7 @@ assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07,
 #
 # | | both | states alone | attention alone |
 # |---|---|---|---|
-# | text, 1,200 steps, nats | `SESEIE`: 1.23 to 1.26 | `SESESE`: +0.004 to 0.013 | `IEIEIE`: +0.005 |
+# | nats, 1,200 steps | `SESEIE`: 1.23 to 1.26 | `SESESE`: +0.004 to 0.013 | `IEIEIE`: +0.005 |
 # | copy 64 symbols | – | `S`, set up for it: by step 210 | `I`: by step 40 |
 
 # %% [markdown] slide_title="Our runs: a state, then attention, finds a value by its key"
