@@ -360,8 +360,8 @@ def in_common(model, ids):
 
 
 # %% [markdown]
-# **The learning rate** is each row's own best of three or four, tried with a *tuning seed*. Is one
-# tuning seed enough? Here is a row of sections 4 and 5, three state layers and one of attention
+# **The learning rate** is a tuned row's own best of three or four, found with a *tuning seed*. Is
+# one tuning seed enough? Here is a row of sections 4 and 5, three state layers and one of attention
 # with rotation (S + A, rope), and its loss at each rate:
 
 # %% slide_title="One tuning seed can choose a wrong rate" slide_figure="09_rates"
@@ -912,7 +912,7 @@ def draw_rows(ax, losses, family):
     ax.set(xlabel="← better    nats per byte", xlim=(-0.28, 0.18), ylim=(len(ROWS) - 0.5, -0.5))
 
 
-# %% slide_title="Most of the experts' lead was the DGLU's" tags=["figure"]
+# %% slide_title="Most of the experts' lead seems to be the DGLU's" tags=["figure"]
 fig, (left, middle, right) = plotting.figure(1, 3, size=(13.5, 4.8))
 draw_rows(left, shared, against("MLP", KINDS))
 draw_rows(middle, shared, against("DGLU", ["MLP", *KINDS]))
@@ -945,8 +945,8 @@ assert all(called.values())
 
 
 # %% [markdown]
-# It is, for all three, though barely for the second: **most of their lead over the MLP came from
-# the DGLU, and some from the experts.**
+# It is, for all three, though barely for the second, in a family picked afterwards: **most of their
+# lead over the MLP seems to come from the DGLU, and some from the experts.**
 #
 # And our first prediction, that more sharing is better? Nothing here supports it. MoE shares
 # nothing; two kinds that share show no difference from it, and expansive experts are behind.
@@ -1432,7 +1432,7 @@ assert called == [True] + 8 * [False]
 # - Share windows and seeds, match parameters, tune each row's rate on several seeds, report
 #   compute.
 # - State the family and the analysis before you look. A pair picked afterwards isn't a finding.
-# - Look for the missing control. DGLUs accounted for most of three kinds' lead over the MLP.
+# - Look for the missing control. DGLUs seem to give most of three kinds' lead.
 # - A null is worth what its interval excludes.
 # - Compare like with like: a sign, or a number without a unit.
 #

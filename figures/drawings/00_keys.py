@@ -15,11 +15,12 @@ def draw_halves(ax, first, second):
     for name, y, end, color in (("$q_1$", 2.1, 6.15, RED), ("$q_2$", 4.6, 7.5, ORANGE)):
         box(ax, 5.2, y, name, color=color, fontsize=22)
         arrow(ax, (5.6, y), (end, y), color=color)
-    lowest = min(first.min(), second.min()).item() - 0.3
+    lowest = min(first.min(), second.min()) - 0.3
+    rows, columns = (0.75 * (scores - lowest) for scores in (first, second))  # lengths of bars
     for i in range(R):
         x, y = LEFT + SIDE * (i + 0.5), TOP - SIDE * (i + 0.5)
-        ax.barh(y, lowest - first[i].item(), SIDE * 0.7, LEFT - 0.1, color=RED)
-        ax.bar(x, second[i].item() - lowest, SIDE * 0.7, TOP + 0.1, color=ORANGE)
+        ax.barh(y, -rows[i].item(), SIDE * 0.7, LEFT - 0.1, color=RED)
+        ax.bar(x, columns[i].item(), SIDE * 0.7, TOP + 0.1, color=ORANGE)
         for j in range(R):
             draw_cell(ax, i, j, "#eeeeee")
     for y, color, words in (
