@@ -672,7 +672,8 @@ plotting.show_drawing(
     "A query has two halves. The first is matched with half keys for the rows of a square, the "
     "second with half keys for its columns, each a list of sorted half scores. A cell is an "
     "expert, and its score is the sum of its row's and its column's half. Of 8 by 8 cells, a "
-    "staircase of 20 in the corner is numbered (a + 1)(b + 1), at most 8. Eight of them are dark.",
+    "staircase of 20 in the corner is numbered (a + 1)(b + 1), at most 8: at least so many are as "
+    "good. The grey rest would have more than 8. Eight cells are dark.",
 )
 
 # %% [markdown]

@@ -788,8 +788,9 @@ fig, ax = plotting.figure(size=(12, 4.6))
 draw_pieces(ax, 1.3, [150], ["one pass over 150 tokens"], whole[0, :, :4])
 names = ["prefill: 61 tokens", "continued: 69", "20 × 1"]
 draw_pieces(ax, -0.5, [61, 69, *[1] * 20], names, torch.cat(pieces, dim=1)[0, :, :4])
-words = "ticks: borders of chunks; green: the cache is handed on; strips: four of the logits"
+words = "ticks: borders of chunks; green: the cache handed on; strips: four logits of every token"
 ax.text(75, -1.5, words, fontsize=19, ha="center")
+ax.text(75, 0.34, "the same logits", fontsize=19, ha="center", va="center")
 ax.set(xlim=(0, 151), ylim=(-1.7, 1.9)), ax.axis("off")
 plotting.save(
     fig,

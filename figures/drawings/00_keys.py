@@ -43,13 +43,13 @@ def draw_number(ax, i, j, color):
 
 
 def draw_stairs(ax):
-    """The cells that can be among the best, with how many are at least as good."""
+    """The cells that can be among the best, with how many, or more, are at least as good."""
     for i in range(R):
         for j in range(K // (i + 1)):
             draw_cell(ax, i, j, "#9ecae9")
             draw_number(ax, i, j, plotting.INK)
-    words = "a number:\nso many are\nas good or\nbetter, it\nincluded"
-    ax.text(11.5, 2.3, words, va="center", fontsize=20)
+    words = "a number: at\nleast so many\nare as good,\nit included\n(grey: more\nthan 8)"
+    ax.text(11.5, 2.5, words, va="center", fontsize=20)
 
 
 def draw_best(ax, first, second):
