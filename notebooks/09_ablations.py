@@ -870,7 +870,8 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # MoE, MoE with a shared expert and cohesive experts stay ahead, by 0.04 to 0.06. But we had picked
 # this family *and* our rule after looking.
 #
-# So we asked again, on five new seeds, and made a mistake on the way:
+# So we asked again, on five new seeds, and made a mistake on the way: we looked before tuning was
+# complete.
 #
 # 1. *27 November, 21:12.* We commit (`experiments/preregistered.py`) our rule, the *family* (the
 #    MLP and the three kinds that had been ahead, against the DGLU) and a *prediction*: the MLP is
