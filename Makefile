@@ -48,7 +48,7 @@ course: $(READY)  ## run every notebook and redraw every figure
 # TYPES=1 checks what the packages' signatures say at every call.
 TYPE_CHECKS := --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
 TEST_OPTIONS := $(if $(ALL),--all) $(if $(TYPES),$(TYPE_CHECKS))
-# One thread each: with two, on two cores, three test files took 70 s of CPU instead of 54 to 61.
+# One thread each. It saves nothing on two idle cores (96 s and 99 s), but CPU time on busy ones.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test: $(READY)  ## check the style, run the tests, and run changed notebooks against their stored output

@@ -89,9 +89,10 @@ def in_stages(ax: Axes, *parts: Callable[[Axes], None]) -> list[list[Artist]]:
     """Draw one part after the other; what each has drawn is a stage for `save`."""
     stages: list[list[Artist]] = []
     for draw in parts:
-        before = {*ax.texts, *ax.patches}
+        before = {*ax.get_children()}
         draw(ax)
-        stages.append([artist for artist in (*ax.texts, *ax.patches) if artist not in before])
+        drawn = *ax.texts, *ax.patches, *ax.lines, *ax.collections
+        stages.append([artist for artist in drawn if artist not in before])
     return stages
 
 

@@ -61,11 +61,6 @@ def draw_sum(ax):
 def draw():
     fig, ax = plotting.canvas(13.0, 5.4)
     draw_shared(ax)
-    stages = []
-    for draw_more in (draw_search, draw_sum):
-        before = {*ax.get_children()}
-        draw_more(ax)
-        new = [artist for artist in ax.get_children() if artist not in before]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
+    stages = plotting.in_stages(ax, draw_search, draw_sum)
     ax.set(xlim=(0, 13.0), ylim=(0, 5.4))
     return fig, stages

@@ -66,11 +66,6 @@ def draw():
     drawn = dict(generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     scores = 0.45 * torch.randn(2, R, **drawn).sort(descending=True).values
     draw_halves(ax, *scores)
-    stages = []
-    for draw_more in (draw_stairs, lambda ax: draw_best(ax, *scores)):
-        before = {*ax.get_children()}
-        draw_more(ax)
-        new = [artist for artist in ax.get_children() if artist not in before]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
+    stages = plotting.in_stages(ax, draw_stairs, lambda ax: draw_best(ax, *scores))
     ax.set(xlim=(0, 13.4), ylim=(0, 5.2))
     return fig, stages
