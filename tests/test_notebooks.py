@@ -33,6 +33,7 @@ FOLDERS = "*", "labs/*", "reference/*"
 STORED = [path for folder in FOLDERS for path in sorted(NOTEBOOKS.glob(f"{folder}.ipynb"))]
 
 ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
+ALLOWED_TAGS |= {"quoted"}  # with `guard`: what is printed is for the claims of chapter 12 alone
 ALLOWED_TAGS |= {"experiment"}  # experiments/ takes what the cell defines
 ALLOWED_TAGS |= {"slide"}  # with `figure`: a picture of what was just said or printed
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
@@ -429,6 +430,8 @@ def test_a_notebook_that_differs_from_its_source_is_refused(tmp_path):
     folded = {"source_hidden": True}
     titled = {"tags": ["figure", "slide"], "slide_title": "It is 5.", "jupyter": folded}
     assert read_source(path).cells[0].metadata == titled
+    path.write_text('# %% tags=["guard", "quoted"]\nprint(2 + 3)\n')
+    assert read_source(path).cells[0].metadata.jupyter == folded | {"outputs_hidden": True}
     for part, change in {"source": "print(2 + 4)", "metadata": {"tags": ["guard"]}}.items():
         notebook = deepcopy(source)
         notebook.cells[1].update({part: change}, execution_count=1)

@@ -9,7 +9,7 @@ whenever and wherever it runs, so that a difference in git means a difference in
 says. Two things depend on the machine. So what is stored stays where nothing else has changed:
 lines that begin with a bar, │, which a model wrote that was trained in the run; and the PNG beside
 an SVG, which JupyterLab and VS Code show where they don't trust a notebook. Cells tagged `setup`,
-`figure` or `guard` are stored folded.
+`figure` or `guard` are stored folded, those with `quoted` together with their output.
 
 NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and figures that
 none of them draws any more are removed. `--check` writes nothing, names every file that would
@@ -64,6 +64,7 @@ ENVIRONMENT = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # whatever the caller's shell says
 }
 FOLDED = {"setup", "figure", "guard"}  # the tags of cells whose code is hidden until one clicks
+QUOTED = "quoted"  # beside `guard`: what is printed is hidden, too, since only chapter 12 quotes it
 # The metadata beside the tags: what the slides of the cell say, and which figure they show.
 TITLE, SHOWS = "slide_title", "slide_figure"
 WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
@@ -87,6 +88,8 @@ def read_source(path: Path) -> NotebookNode:
         cell.metadata |= of_slides
         if FOLDED & set(tags or []):
             cell.metadata.jupyter = NotebookNode(source_hidden=True)
+            if QUOTED in tags:
+                cell.metadata.jupyter.outputs_hidden = True
         notebook.cells.append(cell)
     return notebook
 

@@ -28,7 +28,7 @@ from sphinx.cmd.build import build_main
 from book.claims import public_names
 from book.drawn_words import IN_THE_DARK, ON_WHITE, with_words
 from book.guide.teaching_minutes import sections, total
-from book.notebooks.build_notebooks import FOLDED
+from book.notebooks.build_notebooks import FOLDED, QUOTED
 from book.project import (
     ROOT,
     alt_text,
@@ -220,7 +220,13 @@ def laid_out(group: list[NotebookNode], captions: dict[str, str]) -> list[Notebo
     folded.metadata = NotebookNode(tags=["hide-input"], mystnb=words)
     shown = [cell for cell in group if cell.outputs]
     for cell in shown:
-        cell.metadata = NotebookNode(tags=["remove-input"])
+        quoted = QUOTED in cell.metadata.get("tags", [])
+        cell.metadata = NotebookNode(tags=["remove-input"] + quoted * ["hide-output"])
+        if quoted:
+            cell.metadata.mystnb = {
+                f"code_prompt_{do}": f"{do.title()} what chapter 12 quotes"
+                for do in ("show", "hide")
+            }
         if alts := [alt for output in cell.outputs if (alt := alt_text(output))]:
             [alt] = alts  # a figure, a cell: what is said of one would be said of all
             cell.metadata.mystnb = {"image": {"alt": alt}, "figure": {"caption": captions[alt]}}

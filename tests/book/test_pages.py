@@ -76,8 +76,8 @@ def test_a_page_opens_with_its_picture_and_no_two_folds_meet(name):
 
 
 def test_neighbours_are_one_fold_which_says_how_many_cells_it_has():
-    def cell(source, tag, *outputs):
-        return new_code_cell(source, metadata={"tags": [tag]}, outputs=list(outputs))
+    def cell(source, tags, *outputs):
+        return new_code_cell(source, metadata={"tags": tags.split()}, outputs=list(outputs))
 
     drawn = new_output(
         "display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": "A curve."}}
@@ -92,7 +92,7 @@ def test_neighbours_are_one_fold_which_says_how_many_cells_it_has():
         cell("assert True", "guard"),
         new_markdown_cell("## 1 · Three"),
         cell("print(3)", "guard", printed),
-        cell("assert 3", "guard"),
+        cell("print('3.0')", "guard quoted", printed),
         new_code_cell("1 + 1"),
         cell("def f():\n    return 1", "exercise"),
         cell("f()", "check"),
@@ -102,12 +102,13 @@ def test_neighbours_are_one_fold_which_says_how_many_cells_it_has():
     said = [c.metadata.get("mystnb", {}).get("code_prompt_show", c.source) for c in page.cells]
     assert said == [
         *("# 03 · Title", "Here is a curve:", "draw()", "Show the code (4 cells)"),
-        *("## 1 · Three", "Show what is asserted (2 cells)", "print(3)", "1 + 1"),
-        *("Show a solution", "f()"),
+        *("## 1 · Three", "Show what is asserted (2 cells)", "print(3)"),
+        *("Show what chapter 12 quotes", "1 + 1", "Show a solution", "f()"),
     ]
     wanted = ["import torch", "def draw(): ...", "draw()", "assert True"]
     assert page.cells[3].source.split("\n\n\n") == wanted and page.cells[3].outputs == []
     assert page.cells[2].outputs == [drawn] and page.cells[6].outputs == [printed]
+    assert page.cells[7].metadata.tags == ["remove-input", "hide-output"]
 
 
 def test_students_see_no_output_of_a_check(tmp_path):
