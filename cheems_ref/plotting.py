@@ -37,6 +37,7 @@ from torch import Tensor
 
 INK, QUIET = "#222222", "#8a8a8a"
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+ON_COLOR = "#111111"  # for words on any of these but blue; stays dark on the dark page, too
 DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2))]
 
 STYLE = Path(__file__).with_name("figures.mplstyle")

@@ -437,6 +437,8 @@ def draw_chunks(ax, l, size):
             x, y = j + 0.08, i + 0.08
             side = size - 0.16
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=color, lw=3)
+    for y, words, place in ((1.6, "inside a chunk", 0), (3.0, "through the state", 2)):
+        ax.text(size + 0.4, y, words, va="center", fontsize=19, color=plotting.COLORS[place])
 
 
 # %% slide_title="In chunks, twice the text is twice the work, not four times" tags=["figure"]
@@ -452,8 +454,8 @@ plotting.save(
     "Three lower triangular matrices, 12 by 12, all from the same queries C and keys B. "
     "Attention's entries are all positive and may be large far from the diagonal. The state's have "
     "both signs, and its far corner is pale. The "
-    "third is the second again, with blue frames around three blocks on the diagonal and green "
-    "frames around the three below it.",
+    "third is the second again, with blue frames around three blocks on the diagonal, named inside "
+    "a chunk, and green frames around the three below it, named through the state.",
     stages=[[axes[2]]],
 )
 
@@ -909,7 +911,11 @@ assert abs(by_counting - 1.4) < 0.1 < min(nats_of.values()) - by_counting
 # %% slide_title="Our run: without attention the loss is nearly the same" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 4.4))
 curves = {name: torch.tensor(run["losses"]).unfold(0, 10, 10).mean(1) for name, run in runs.items()}
-plotting.lines(ax, range(10, 301, 10), curves, xlabel="step", ylabel="nats per byte")
+told = dict(xlabel="step", ylabel="nats per byte", ylim=(1.3, 5.2), legend=None)
+plotting.lines(ax, range(10, 301, 10), curves, **told)
+ends = (1.5, "both: SESEIE"), (1.75, "states: SESESE"), (2.0, "attention: IEIEIE")
+for (y, words), color in zip(ends, plotting.COLORS, strict=False):
+    ax.text(304, y, words, color=color, va="center", fontsize=16)
 plotting.level(ax, 2.48, "bigram, on the training text")
 plotting.save(
     fig,

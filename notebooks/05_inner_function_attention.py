@@ -147,13 +147,15 @@ fig, axes = plotting.figure(1, 2, size=(12, 3.2))
 draw_reads(axes[0], no_offset.double(), "without the offset of 4", plotting.COLORS[1])
 draw_reads(axes[1], causal_mask(2, 6).double(), "with it", plotting.COLORS[0])
 for ax in axes:
-    ax.set_xlabel("key: 0 to 3 in the cache, 4 and 5 new")
+    ax.plot([4, 4], [0, 2.4], color=plotting.INK, lw=4, clip_on=False)
+    ax.text(3.9, 2.12, "cache", ha="right", fontsize=15), ax.text(4.1, 2.12, "new", fontsize=15)
 axes[0].set_ylabel("new token")
 plotting.save(
     fig,
     "05_offset",
-    "Which of six keys the tokens 4 and 5 read. Without the offset, key 0, and keys 0 and 1. With "
-    "it, keys 0 to 4, and all six.",
+    "Which of six keys the tokens 4 and 5 read; a line parts the keys 0 to 3, in the cache, from "
+    "the new ones. Without the offset they read key 0, and keys 0 and 1. With it, keys 0 to 4, and "
+    "all six.",
 )
 
 # %% [markdown]
@@ -374,6 +376,7 @@ def draw_order(ax, first):
         ax.plot(dots, ORDERS[first, letter], "o", ms=11, color=color)
     ax.set(
         title=("c 7: the key of the 7 must know c", "7 c: the value of c must know 7")[first],
+        xlabel="where the convolution is",
         ylim=(0, 1.06),
     )
     ax.set_xticks(range(4), ["in q", "in k", "in v", "in none"], fontsize=17)
@@ -383,7 +386,7 @@ def draw_order(ax, first):
 fig, axes = plotting.figure(1, 2, size=(12, 4.4))
 draw_order(axes[0], first=False)
 draw_order(axes[1], first=True)
-axes[0].set_ylabel("answers right")
+axes[0].set_ylabel("share of answers right")
 plotting.save(
     fig,
     "05_past",
@@ -478,7 +481,7 @@ assert asked[0].tolist() == [0, 1, 5, 1]
 
 # %% tags=["figure"]
 def draw_book(ax):
-    """The entries, and below each one the balance after it; filled: asked for."""
+    """The entries, below each the balance after it, and an arrow from each question to one."""
     rows = {"number": numbers[0], "amount": amounts[0], "balance": amounts.cumsum(1)[0]}
     for y, (name, row) in enumerate(rows.items()):
         ax.text(-0.7, -y, name, ha="right", va="center", fontsize=20)
@@ -486,22 +489,29 @@ def draw_book(ax):
             found = y == 2 and bool((numbers[0, place] == asked[0]).any())
             color = plotting.COLORS[2 if y == 2 else 0]
             look = dict(boxstyle="round,pad=0.4", fc=color if found else "white", ec=color, lw=2)
-            words = dict(ha="center", va="center", color="white" if found else plotting.INK)
-            ax.text(place, -y, f"{number:+d}" if y else number, fontsize=22, bbox=look, **words)
-    ax.text(7.7, -0.5, "the model\nreads this", va="center", fontsize=18)
-    ax.text(7.7, -2, "filled: asked for\n(entry 1 twice)", va="center", fontsize=18)
-    ax.set(xlim=(-2, 10.4), ylim=(-2.6, 0.6)), ax.axis("off")
+            ink = plotting.ON_COLOR if found else plotting.INK
+            words = dict(ha="center", va="center", color=ink, fontsize=22)
+            ax.text(place, -y, f"{number:+d}" if y else number, bbox=look, **words)
+    for x, number in zip((7, 3.7, 5, 4.3), asked[0].tolist(), strict=True):
+        plotting.box(ax, x, -3.2, f"{number}", color=plotting.COLORS[0], fontsize=22)
+        end = numbers[0].tolist().index(number) + (x - round(x)) / 2
+        plotting.arrow(ax, (x, -2.85), (end, -2.3), color=plotting.COLORS[2])
+    ax.text(-0.7, -3.2, "asked after", ha="right", va="center", fontsize=20)
+    for y, words in ((-0.5, "the model\nreads this"), (-2, "but not this"), (-3.2, "and this")):
+        ax.text(7.7, y, words, va="center", fontsize=18)
+    ax.set(xlim=(-2, 9.6), ylim=(-3.7, 0.5)), ax.axis("off")
 
 
 # %% slide_title="No entry states the balance after it; a running sum does" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(12.6, 4.2))
+fig, ax = plotting.figure(size=(12.6, 4.8))
 draw_book(ax)
 plotting.save(
     fig,
     "05_book",
     "A table of eight entries with their numbers and amounts, +1 or -1, which the model reads. "
-    "Below each is the balance after it, in green: it goes down to -3 and ends at -2. Three "
-    "balances that are asked for are filled, the last one among them.",
+    "Below each is the balance after it, in green: it goes down to -3 and ends at -2. From four "
+    "questions below, arrows lead to three filled balances, two of them to the one after entry 1, "
+    "and one to the last.",
 )
 
 # %% [markdown]
@@ -642,7 +652,7 @@ plotting.save(
 # %% tags=["figure"]
 def draw_head_start(ax):
     """Updates until 0.95: bars for the medians, alone and behind an S; a dot for each seed."""
-    ink = plotting.INK, "white", plotting.INK  # on green, blue and purple
+    ink = plotting.ON_COLOR, "white", plotting.ON_COLOR  # on green, blue and purple
     pairs = {"V = SSD(x)": ("I", "SI"), "S then A": ("SA", "SSA"), "A then A": ("AA", "SAA")}
     for system, (name, both) in enumerate(pairs.items()):
         for place, pattern in zip((system, system + 3.5), both, strict=True):
@@ -948,27 +958,31 @@ def draw_shares(ax, name, share):
     ax.set(aspect="equal", xlim=(0, 16), ylim=(16, 0), xlabel="key s", title=name)
     ax.set_xticks([4.5, 8.5], ["4", "8"]), ax.set_yticks([4.5, 8.5], ["4", "8"])
     red, green = plotting.COLORS[1], plotting.COLORS[2]
-    ax.plot([4, 5, 5, 4, 4], [4, 4, 16, 16, 4], color=red, lw=4, zorder=3)
-    ax.plot([0, 8, 8, 0, 0], [8, 8, 16, 16, 8], color=green, lw=4)
+    wishes = "token 4: “do not read me”", "token 8: “forget what came before me”"
+    ax.plot([4, 5, 5, 4, 4], [4, 4, 16, 16, 4], color=red, lw=4, zorder=3, label=wishes[0])
+    ax.plot([0, 8, 8, 0, 0], [8, 8, 16, 16, 8], color=green, lw=4, label=wishes[1])
     granted = {"gate": "grants\nneither", "content": "token 4's", "forgetting": "token 8's"}
     color = {"content": red, "forgetting": green}.get(name, plotting.INK)
     ax.text(16, 3.4, granted.get(name, "both"), color=color, fontsize=19, ha="right")
 
 
 # %% slide_title="Only SSD grants both wishes, each token with its own step size" tags=["figure"]
-fig, axes = plotting.figure(1, 4, size=(14, 4.3))
+fig, axes = plotting.figure(1, 4, size=(14, 4.6))
 for ax, (name, share) in zip(axes, shares.items(), strict=True):
     draw_shares(ax, name.partition(":")[0], share)
+wishes = dict(loc="outside upper center", ncols=2, fontsize=19, labelcolor="linecolor")
+fig.legend(*axes[0].get_legend_handles_labels(), **wishes)
 axes[0].set_ylabel("reader t")
 axes[3].text(16, 7.7, "token 8 itself\ncounts × 30", fontsize=15, ha="right")
 plotting.save(
     fig,
     "05_shares",
     "Share of each key that is left, dark for 1, for every reader and key up to the diagonal, in "
-    "four panels. An orange frame marks column 4, a green one the keys before 8 for readers from 8 "
-    "on. Gate: columns of one colour. Content: all dark but column 4. Forgetting: rows "
-    "that fade to the left, and the green frame is almost white. SSD: both frames are, and column "
-    "8 is off the scale, with a share of 30 at its top.",
+    "four panels. An orange frame marks column 4, whose token says do not read me, a green one the "
+    "keys before 8 for readers from 8 on: token 8 says forget what came before me. Gate: columns "
+    "of one colour. Content: all dark but column 4. Forgetting: rows that fade to the left, and "
+    "the green frame is almost white. SSD: both frames are, and column 8 is off the scale, with a "
+    "share of 30 at its top.",
 )
 
 # %% [markdown]
@@ -1187,20 +1201,33 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 # The gates learn it, and the mask in the paper doesn't. It starts at 1 and stays there: rounding
 # has the derivative 0, and the comparison `gate == 0` has none.
 
+
+# %% tags=["figure"]
+def draw_gate(ax, gate, share, start, color):
+    """What a gate leaves of a key, with the tangent where training starts, at place `start`."""
+    x, y, reach = gate[start], share[start], (gate[-1] - gate[0]) / 5
+    slope = ((share[start + 1] - share[start - 1]) / (gate[start + 1] - gate[start - 1])).item()
+    ax.plot(gate, share, color=color, lw=3)
+    ends = torch.stack([x - reach, x + reach])
+    ax.plot(ends, y + slope * (ends - x), "--", color=plotting.INK, lw=3)
+    ax.plot(x, y, "o", ms=13, color=plotting.INK)
+    ax.text(x, y - 0.06, f"  start: slope {slope:.1g}", va="top", fontsize=16)
+    ax.set(ylabel="share of the key", xlabel="parameter", ylim=(-0.05, 1.12))
+
+
 # %% slide_title="The paper's gate starts on a plateau, ours on a slope" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
-gate, logit = torch.linspace(-0.4, 1.4, 181), torch.linspace(-4, 6, 181)
-axes[0].plot(gate, (gate.round() != 0).double(), color=plotting.COLORS[1], lw=3)
-axes[1].plot(logit, torch.sigmoid(logit), color=plotting.COLORS[0], lw=3)
-for ax, start, name in zip(axes, (1.0, 2.0), ("in the paper", "soft"), strict=True):
-    ax.plot(start, 1.0 if start == 1 else 1 / (1 + math.exp(-start)), "o", ms=13, color="black")
-    ax.set(title=f"{name}; the dot is its start", ylabel="share of the key", xlabel="parameter")
+gate, logit = torch.linspace(-0.4, 1.6, 201), torch.linspace(-4, 6, 181)  # they start at 1 and 2
+draw_gate(axes[0], gate, (gate.round() != 0).double(), 140, plotting.COLORS[1])
+draw_gate(axes[1], logit, torch.sigmoid(logit), 108, plotting.COLORS[0])
+for ax, name in zip(axes, ("in the paper", "soft"), strict=True):
+    ax.set_title(name)
 plotting.save(
     fig,
     "05_flat",
     "The share that a gate leaves of a key, against its parameter. In the paper it steps from 0 "
-    "to 1 at a half, and flat around its start at 1. The soft gate is a curve that rises from 0 to "
-    "1 and has a slope at its start.",
+    "to 1 at a half, and its tangent at its start, 1, is flat. The soft gate is a curve that rises "
+    "from 0 to 1, and its tangent at its start has the slope 0.1.",
 )
 
 # %% [markdown]
@@ -1261,8 +1288,9 @@ def draw_right(ax, right):
     names |= {"rounded": "rounded", "places": "no mask,\nplaces embedded"}
     for place, kind in enumerate(names):
         mean = sum(right[kind]["right"]) / 5
+        ink = "white" if mean > 0.9 else plotting.ON_COLOR
         ax.bar(place, mean, 0.7, color=plotting.COLORS[0 if mean > 0.9 else 1])
-        ax.text(place, 0.05, f"{mean:.3f}", color="white", ha="center", fontsize=20)
+        ax.text(place, 0.05, f"{mean:.3f}", color=ink, ha="center", fontsize=20)
         dots = [place + 0.1 * (seed - 2) for seed in range(5)]
         ax.plot(dots, right[kind]["right"], "o", ms=9, color="white", mec=plotting.INK, mew=1.5)
     ax.plot([-0.5, 1.5], 2 * [9 / 16], color=plotting.INK, lw=2)

@@ -552,7 +552,7 @@ for place, times in enumerate(("1/4", "1", "4")):
     routed = sum(held[times]) / len(held[times])
     ax.barh([-place] * 2, (routed, 1 - routed), 0.6, (0, routed), color=plotting.COLORS[:3:2])
 ax.text(0.25, -1, "routed experts", ha="center", va="center", color="white", fontsize=20)
-ax.text(0.75, -1, "shared expert", ha="center", va="center", color="white", fontsize=20)
+ax.text(0.75, -1, "shared expert", ha="center", va="center", color=plotting.ON_COLOR, fontsize=20)
 ax.set(yticks=(0, -1, -2), yticklabels=("× 1/4", "× 1", "× 4"), ylabel="shared expert's rate")
 ax.set(xlabel="share of the common map")
 plotting.save(

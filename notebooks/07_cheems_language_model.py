@@ -662,8 +662,7 @@ for name, flops in gflop.items():
 
 # %% tags=["figure"]
 def draw_flops(ax, context, down):
-    """A bar for each system: what looks back so far, beside what does not. Returns what it drew."""
-    before = set(ax.get_children())
+    """A bar for each system: what looks back so far, beside what does not."""
     for i, c in enumerate(presets.values()):
         fixed, total = (flops_per_token(c, l) / 1e9 for l in (0, context))
         ax.barh(-i - down, fixed, 0.36, color="#bbbbbb")
@@ -673,13 +672,12 @@ def draw_flops(ax, context, down):
     ax.set_yticks(range(0, -4, -1), list(presets), fontsize=18)
     ax.set_xticks([0, 5, 10], ["0", "5", "10"], fontsize=18)
     ax.set_xlabel("GFLOP per token", fontsize=18)
-    return [artist for artist in ax.get_children() if artist not in before]
 
 
 # %% slide_title="A hybrid pays an eighth for looking back" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 6.2))
 draw_flops(ax, 1024, -0.2)
-later = draw_flops(ax, 131_072, 0.2)
+later = plotting.in_stages(ax, lambda ax: draw_flops(ax, 131_072, 0.2))
 ax.text(9.3, -1.4, "looking back", color=plotting.COLORS[0], fontsize=19)
 ax.text(9.3, -1.8, "everything else", color="#777777", fontsize=19)
 ax.set(xlim=(0, 14.5), ylim=(-3.5, 0.5))
@@ -689,7 +687,7 @@ plotting.save(
     "GFLOP per token of four systems at 1,024 and at 131,072 tokens, in two parts. What looks back "
     "is the whole of LlaMa's growth, to 10.03; an eighth of it in Jamba and Cheems; none in "
     "Mamba-2. Everything else is about 0.4 in each.",
-    stages=[later],
+    stages=later,
 )
 
 # %% [markdown]

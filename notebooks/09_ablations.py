@@ -724,12 +724,13 @@ assert [*called.values()] == [True, False]
 
 # %% slide_title="Eight means have our sign, four are clear of zero" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(11, 4.6))
-for i, (pair, gaps) in enumerate(by_module.items()):
+words = "rotation behind the convolution", "the decay behind rotation"
+for i, (name, gaps) in enumerate(zip(words, by_module.values(), strict=True)):
     places, (means, halves) = [m + 0.2 * i - 0.1 for m in range(4)], zip(*gaps, strict=True)
-    ax.errorbar(places, means, halves, fmt="os"[i], capsize=8, ms=10, lw=2.5, label=pair)
+    ax.errorbar(places, means, halves, fmt="os"[i], capsize=8, ms=10, lw=2.5, label=name)
 plotting.level(ax, 0)
 ax.set_xticks(range(4), MODULES)
-ax.set(ylabel="difference (up: worse), nats per byte"), ax.legend()
+ax.set(ylabel="behind by, nats per byte"), ax.legend()
 plotting.save(
     fig,
     "09_modules",

@@ -719,8 +719,9 @@ def draw_halo(ax, cut, start, wrong):
     owners = [rank for rank, tokens in enumerate(cut) for _ in range(tokens)]
     for t, rank in enumerate(owners):
         place, color = (0.4 + 0.6 * t + 0.2 * rank, 1.5), plotting.COLORS[1 if wrong[t] else 0]
+        ink = plotting.ON_COLOR if wrong[t] else "white"
         ax.add_patch(Rectangle(place, 0.6, 0.7, fc=color, ec="white"))
-        ax.text(place[0] + 0.3, 1.85, t, ha="center", va="center", fontsize=17, color="white")
+        ax.text(place[0] + 0.3, 1.85, t, ha="center", va="center", fontsize=17, color=ink)
     for rank, x in enumerate((2.8, 5.5, 9.9)):
         ax.text(x, 2.4, f"rank {rank}", ha="center", fontsize=18)
     red, green = plotting.COLORS[1:3]

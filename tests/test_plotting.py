@@ -123,6 +123,9 @@ def test_letters_and_curves_stand_out_from_the_ground():
         assert contrast(style[name], ground) > 7, name  # what WCAG calls AAA
     assert min(contrast(color, ground) for color in curves) > 2
     assert [to_hex(color).upper() for color in curves] == plotting.COLORS
+    blue, *others = plotting.COLORS
+    assert contrast("white", blue) > 4.5
+    assert min(contrast(plotting.ON_COLOR, color) for color in others) > 4.5
 
 
 def test_heat_map_draws_the_matrix_it_was_given():

@@ -36,7 +36,5 @@ def draw():
     drawn = torch.randperm(26, generator=torch.Generator().manual_seed(3))
     letters = [chr(ord("a") + i) for i in drawn.tolist()]
     draw_row(ax, 2.95, letters[:16], "the next symbol", GREEN)
-    before = {*ax.get_children()}
-    draw_row(ax, 0.4, letters[:17], "the wrong symbol", RED)
-    new = [artist for artist in ax.get_children() if artist not in before]
-    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]
+    wrong = 0.4, letters[:17], "the wrong symbol", RED
+    return fig, plotting.in_stages(ax, lambda ax: draw_row(ax, *wrong))

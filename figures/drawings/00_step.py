@@ -51,7 +51,5 @@ def draw():
     fig, ax = plotting.canvas(13.0, 4.7)
     draw_names(ax)
     draw_step(ax, 2.45, 0.2, "a small\nstep:\nΔ = 0.2")
-    before = {*ax.get_children()}
-    draw_step(ax, 0.15, 1.5, "a large\nstep:\nΔ = 1.5")
-    new = [artist for artist in ax.get_children() if artist not in before]
-    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]
+    large = 0.15, 1.5, "a large\nstep:\nΔ = 1.5"
+    return fig, plotting.in_stages(ax, lambda ax: draw_step(ax, *large))

@@ -52,7 +52,5 @@ def draw():
         strip(ax, TABLE, height(row), table[row], ORANGE)
     ax.text(TABLE, height(0) + CELL + 0.12, "the table: $U_j$", fontsize=20, color=ORANGE)
     draw_token(ax, 3.1, tokens[0], table, rows[0], weights[0], "a token")
-    before = {*ax.get_children()}
-    draw_token(ax, 0.9, tokens[1], table, rows[1], weights[1], "another")
-    new = [artist for artist in ax.get_children() if artist not in before]
-    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]
+    another = 0.9, tokens[1], table, rows[1], weights[1], "another"
+    return fig, plotting.in_stages(ax, lambda ax: draw_token(ax, *another))

@@ -62,9 +62,5 @@ def draw_gate(ax):
 
 def draw():
     fig, ax = plotting.canvas(13.4, 4.95)
-    stages = []
-    for draw_part in (draw_main_path, draw_token_s_choice, draw_gate):
-        drawn = set(ax.get_children())
-        draw_part(ax)
-        stages.append([artist for artist in ax.get_children() if artist not in drawn])
-    return fig, stages[1:]
+    draw_main_path(ax)
+    return fig, plotting.in_stages(ax, draw_token_s_choice, draw_gate)

@@ -49,18 +49,18 @@ def draw():
     before = draw_plane(ax)
     missing = tuple(v - old for v, old in zip(VALUES[1], before[1], strict=True))
     assert moved(before[1], KEYS[1], missing) == VALUES[1]
-    added = VALUES[1]
-    stages = []
-    for moves in (
-        [(1, missing, ORANGE, "what is missing", (-0.3, 0.5))],
-        [(0, missing, ORANGE, "0.6 of it", (0.83, 0.72))],
-        [
-            (1, added, plotting.QUIET, "adding: $+\\,v_1$", (0.62, 1.08)),
-            (0, added, plotting.QUIET, "adding: $+\\,0.6\\,v_1$", (1.02, 0.5)),
-        ],
-    ):
-        drawn = set(ax.get_children())
-        for i, written, color, words, place in moves:
-            draw_move(ax, i, before[i], written, color, words, place)
-        stages.append([artist for artist in ax.get_children() if artist not in drawn])
-    return fig, stages
+
+    def draw_adding(ax):
+        """Where linear attention brings both answers."""
+        gray = VALUES[1], plotting.QUIET
+        draw_move(ax, 1, before[1], *gray, "adding: $+\\,v_1$", (0.62, 1.08))
+        draw_move(ax, 0, before[0], *gray, "adding: $+\\,0.6\\,v_1$", (1.02, 0.5))
+
+    new = missing, ORANGE, "delta rule:\n+ what is missing", (-0.3, 0.45)
+    old = missing, ORANGE, "delta rule:\n+ 0.6 of it", (0.65, 0.8)
+    return fig, plotting.in_stages(
+        ax,
+        lambda ax: draw_move(ax, 1, before[1], *new),
+        lambda ax: draw_move(ax, 0, before[0], *old),
+        draw_adding,
+    )

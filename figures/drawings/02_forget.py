@@ -20,7 +20,7 @@ def draw():
     overlaps = [i / 100 for i in range(101)]
     for words, color, alpha, beta, place in (
         ("Mamba-2, α = ½: every key alike", GREEN, ALPHA, 0, (0.03, 0.54)),
-        ("delta rule, β = 1: the key itself", RED, 1, 1, (0.4, 0.94)),
+        ("delta rule, β = 1: only\nkeys like the new one", RED, 1, 1, (0.5, 0.86)),
     ):
         ax.plot(overlaps, [left(c, alpha, beta) for c in overlaps], color=color, lw=3)
         ax.text(*place, words, color=color, fontsize=19)

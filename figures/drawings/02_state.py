@@ -25,7 +25,9 @@ def write(state, v, k):
 
 
 def draw_token(ax, t, state):
-    """What token t writes, above the state that it leaves."""
+    """What token t writes, above the state that it leaves; the state before it fades."""
+    if t:
+        draw_fade(ax, t - 1)
     x, key, value = PLACES[t], KEYS[t], VALUES[t]
     ax.text(x + SIDE / 2, WRITES + SIDE + 1.0, f"token {t}", color=BLUE, ha="center", fontsize=19)
     state_grid(ax, x, WRITES + SIDE + 0.12, [key], cell=CELL, color=BLUE, largest=1)
@@ -68,15 +70,13 @@ def draw_reading(ax, state, query):
 
 def draw():
     fig, ax = plotting.canvas(13.0, 6.05)
-    state, stages = [[0.0] * 4] * 4, []
-    for t in range(3):
-        drawn = set(ax.get_children())
-        if t:
-            draw_fade(ax, t - 1)
-        state = write(state, VALUES[t], KEYS[t])
-        draw_token(ax, t, state)
-        stages.append([artist for artist in ax.get_children() if artist not in drawn])
-    drawn = set(ax.get_children())
-    draw_reading(ax, state, KEYS[1])
-    stages.append([artist for artist in ax.get_children() if artist not in drawn])
-    return fig, stages[1:]
+    first = write([[0.0] * 4] * 4, VALUES[0], KEYS[0])
+    second = write(first, VALUES[1], KEYS[1])
+    third = write(second, VALUES[2], KEYS[2])
+    draw_token(ax, 0, first)
+    return fig, plotting.in_stages(
+        ax,
+        lambda ax: draw_token(ax, 1, second),
+        lambda ax: draw_token(ax, 2, third),
+        lambda ax: draw_reading(ax, third, KEYS[1]),
+    )

@@ -1,5 +1,7 @@
 """One triangular system gives the writes of four tokens, row by row. For chapter 02."""
 
+from functools import partial
+
 from cheems_ref import plotting
 from cheems_ref.plotting import arrow, state_grid
 
@@ -51,14 +53,15 @@ def draw():
     state_grid(ax, RIGHT, Y, MISSING, cell=CELL, color=GREEN, largest=1.3)
     ax.text(RIGHT - 0.35, Y + 2 * CELL, "=", ha="center", va="center", fontsize=26)
     top = Y + TOKENS * CELL + 0.2
-    for x, wide, name in ((MATRIX, 4, "$I + T$"), (WRITES, 2, "$U$"), (RIGHT, 2, "right side")):
-        ax.text(x + wide * CELL / 2, top, name, ha="center", fontsize=22)
-    rows, stages = solved(), []
-    for t in range(TOKENS):
-        drawn = set(ax.get_children())
-        draw_write(ax, t, rows[t])
-        stages.append([artist for artist in ax.get_children() if artist not in drawn])
+    for x, wide, words in (
+        (MATRIX, 4, "$I + T$:\nkeys with earlier keys"),
+        (WRITES, 2, "$U$:\nthe writes"),
+        (RIGHT, 2, "missing from\nthe old state"),
+    ):
+        ax.text(x + wide * CELL / 2, top, words, ha="center", fontsize=19)
+    rows = solved()
     for t in range(TOKENS):
         total = [rows[t][i] + sum(T[t][s] * rows[s][i] for s in range(t)) for i in range(2)]
         assert all(abs(a - b) < 1e-12 for a, b in zip(total, MISSING[t], strict=True))
-    return fig, stages
+    writes = (partial(draw_write, t=t, row=row) for t, row in enumerate(rows))
+    return fig, plotting.in_stages(ax, *writes)

@@ -75,10 +75,4 @@ def draw():
     draw_weights(ax, 5.75, 2.85)
     draw_name(ax, 5.75, 2.85)
     draw_paths(ax)
-    stages = []
-    for draw_more in (lambda ax: draw_shutter(ax, 5.75, 2.85), draw_cut):
-        drawn = set(ax.get_children())
-        draw_more(ax)
-        new = [artist for artist in ax.get_children() if artist not in drawn]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
-    return fig, stages
+    return fig, plotting.in_stages(ax, lambda ax: draw_shutter(ax, 5.75, 2.85), draw_cut)

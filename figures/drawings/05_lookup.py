@@ -64,10 +64,4 @@ def draw_lookup(ax):
 def draw():
     fig, ax = plotting.canvas(8.2, 5.0)
     draw_recurrence(ax)
-    stages = []
-    for draw_more in (draw_value, draw_lookup):
-        drawn = set(ax.get_children())
-        draw_more(ax)
-        new = [artist for artist in ax.get_children() if artist not in drawn]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
-    return fig, stages
+    return fig, plotting.in_stages(ax, draw_value, draw_lookup)

@@ -41,7 +41,4 @@ def draw_past(ax):
 def draw():
     fig, ax = plotting.canvas(9.4, 4.8)
     draw_question(ax)
-    drawn = set(ax.get_children())
-    draw_past(ax)
-    new = [artist for artist in ax.get_children() if artist not in drawn]
-    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]
+    return fig, plotting.in_stages(ax, draw_past)

@@ -10,13 +10,6 @@ from cheems_ref import plotting
 BLUE, RED, GREEN, ORANGE = (plotting.COLORS[i] for i in (0, 1, 2, 4))
 CELL, ROWS, WIDE, KEY = 0.27, 6, 8, 4  # the rows of the table, the widths of a row and of a key
 KEYS, SCORES, TABLE, RIGHT = 3.6, 5.35, 7.95, 11.05  # where they begin
-STEPS = (  # each where it happens
-    (SCORES - 0.1, 4.2, "1 scores"),
-    (SCORES - 0.1, 0.0, "2 the best two"),
-    (SCORES + 1.15, 4.2, "3 weights"),
-    (RIGHT, 3.15, "4 their sum"),
-    (RIGHT, 0.65, "5 the value $v_s$:\ntimes the token"),
-)
 
 
 def numbers():
@@ -52,6 +45,7 @@ def draw_start(ax, token, query, keys, table):
 
 def draw_scores(ax, scores):
     """Step 1: the inner products of the query with the keys."""
+    ax.text(SCORES - 0.1, 4.2, "1 scores", fontsize=19)
     plotting.arrow(ax, (1.3, 1.7), (KEYS - 0.15, 2.2), color=RED)
     for row, score in enumerate(scores.tolist()):
         ax.text(SCORES, height(row) + CELL / 2, f"{score:.1f}", va="center", fontsize=19)
@@ -59,6 +53,7 @@ def draw_scores(ax, scores):
 
 def draw_best(ax, best):
     """Step 2: frames around the two largest scores."""
+    ax.text(SCORES - 0.1, 0.0, "2 the best two", fontsize=19)
     for row in best:
         place = (SCORES - 0.1, height(row) - 0.12)
         ax.add_patch(Rectangle(place, 0.68, 0.5, fill=False, ec=RED, lw=3))
@@ -66,6 +61,7 @@ def draw_best(ax, best):
 
 def draw_weights(ax, best, weights):
     """Step 3: the softmax of the two scores."""
+    ax.text(SCORES + 1.15, 4.2, "3 weights", fontsize=19)
     for row, weight in zip(best, weights.tolist(), strict=True):
         words = dict(va="center", fontsize=19, weight="bold", color=RED)
         ax.text(SCORES + 1.15, height(row) + CELL / 2, f"{weight:.2f}", **words)
@@ -73,6 +69,7 @@ def draw_weights(ax, best, weights):
 
 def draw_sum(ax, best, total):
     """Step 4: the two rows, weighted, add up to one."""
+    ax.text(RIGHT, 3.15, "4 their sum", fontsize=19)
     for row in best:
         start = (TABLE + WIDE * CELL + 0.08, height(row) + CELL / 2)
         plotting.arrow(ax, start, (RIGHT - 0.08, 2.9), color=ORANGE)
@@ -81,6 +78,7 @@ def draw_sum(ax, best, total):
 
 def draw_value(ax, value):
     """Step 5: times the token, component by component."""
+    ax.text(RIGHT, 0.65, "5 the value $v_s$:\ntimes the token", fontsize=19, va="top")
     plotting.arrow(ax, (RIGHT + 1.08, 2.7), (RIGHT + 1.08, 1.4), color=GREEN)
     ax.text(RIGHT + 1.2, 2.05, r"$\circ\;x_s$", va="center", fontsize=21)
     strip(ax, RIGHT, 1.07, value, GREEN)
@@ -93,18 +91,11 @@ def draw():
     weights = scores[best].softmax(0)
     total = weights @ table[best]
     draw_start(ax, token, query, keys, table)
-    stages = []
-    for step, draw_more in enumerate((
-        lambda: draw_scores(ax, scores),
-        lambda: draw_best(ax, best),
-        lambda: draw_weights(ax, best, weights),
-        lambda: draw_sum(ax, best, total),
-        lambda: draw_value(ax, token * total),
-    )):  # fmt: skip
-        before = set(ax.get_children())
-        draw_more()
-        x, y, words = STEPS[step]
-        ax.text(x, y, words, fontsize=19, va="top" if "\n" in words else "baseline")
-        new = [artist for artist in ax.get_children() if artist not in before]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
-    return fig, stages
+    return fig, plotting.in_stages(
+        ax,
+        lambda ax: draw_scores(ax, scores),
+        lambda ax: draw_best(ax, best),
+        lambda ax: draw_weights(ax, best, weights),
+        lambda ax: draw_sum(ax, best, total),
+        lambda ax: draw_value(ax, token * total),
+    )

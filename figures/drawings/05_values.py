@@ -44,6 +44,5 @@ def draw():
             draw_table(ax, y)
         plotting.arrow(ax, (9.15 if row == 2 else 8.0, y), (9.7, y), color=GREEN)
         plotting.box(ax, 11.0, y, value, color=GREEN, fontsize=20)
-        new = [artist for artist in ax.get_children() if artist not in before]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
+        stages.append([artist for artist in ax.get_children() if artist not in before])
     return fig, stages[1:]

@@ -58,7 +58,4 @@ def draw_backward(ax, x):
 def draw():
     fig, ax = plotting.canvas(12.4, 4.7)
     draw_forward(ax, 2.7)
-    drawn = set(ax.get_children())
-    draw_backward(ax, 9.2)
-    new = [artist for artist in ax.get_children() if artist not in drawn]
-    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]
+    return fig, plotting.in_stages(ax, lambda ax: draw_backward(ax, 9.2))

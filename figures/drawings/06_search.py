@@ -81,11 +81,6 @@ def draw():
     scores = torch.randn(2, 8, **drawn).sort(descending=True).values
     draw_way(ax)
     draw_lists(ax, *scores)
-    stages = []
-    for draw_more in (lambda: draw_staircase(ax, *scores), lambda: draw_neurons(ax)):
-        there = set(ax.get_children())
-        draw_more()
-        new = [artist for artist in ax.get_children() if artist not in there]
-        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
+    stages = plotting.in_stages(ax, lambda ax: draw_staircase(ax, *scores), draw_neurons)
     ax.set(xlim=(0, 13.6), ylim=(0, 5.1))
     return fig, stages

@@ -6,13 +6,6 @@ TOKENS = ("k₄", "v₄", "k₅", "v₅")
 STEP = 1.7
 
 
-def added(ax, before):
-    """What was drawn since, each arrow with the patch that is its line."""
-    new = [artist for artist in ax.get_children() if artist not in before]
-    arrows = (getattr(artist, "arrow_patch", None) for artist in new)
-    return new + [arrow for arrow in arrows if arrow is not None]
-
-
 def draw_row(ax):
     """Two pairs and a question, and below each value the key that it has by itself."""
     for i, token in enumerate(TOKENS):
@@ -25,7 +18,6 @@ def draw_row(ax):
 
 def draw_told(ax):
     """What a layer below adds to the keys, and whom the question then finds."""
-    before = set(ax.get_children())
     for i in (1, 3):
         x = 0.8 + STEP * i
         plotting.arrow(ax, (x - STEP, 2.45), (x - 0.1, 1.55), color=plotting.COLORS[0], bend=0.2)
@@ -34,10 +26,9 @@ def draw_told(ax):
     plotting.arrow(ax, (7.7, 3.35), (0.9 + 3 * STEP, 3.35), color=plotting.COLORS[1], bend=0.45)
     words = "a layer below tells each token its neighbour"
     ax.text(0.8 + 2 * STEP, 0.4, words, ha="center", fontsize=19, color=plotting.COLORS[0])
-    return added(ax, before)
 
 
 def draw():
     fig, ax = plotting.canvas(8.8, 4.4)
     draw_row(ax)
-    return fig, [draw_told(ax)]
+    return fig, plotting.in_stages(ax, draw_told)

@@ -22,7 +22,7 @@ def draw_letter(ax, letter, x, y):
     """A letter in a coloured cell whose lower left corner is (x, y)."""
     ax.add_patch(Rectangle((x, y), CELL, 0.46, fc=COLOR[letter], ec="white", lw=2))
     style = dict(ha="center", va="center", weight="bold", fontsize=16)
-    color = plotting.INK if letter == "I" else "white"
+    color = "white" if letter == "A" else plotting.ON_COLOR
     ax.text(x + CELL / 2, y + 0.22, letter, color=color, **style)
 
 

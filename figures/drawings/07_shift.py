@@ -38,5 +38,4 @@ def draw():
         x = FIRST + STEP * place
         plotting.arrow(ax, (x, 3.2), (x, 2.6))
         plotting.arrow(ax, (x, 1.8), (x, 1.2), color=red)
-    new = [artist for artist in ax.get_children() if artist not in before]
-    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]
+    return fig, [[artist for artist in ax.get_children() if artist not in before]]

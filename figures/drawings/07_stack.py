@@ -6,24 +6,17 @@ from cheems_ref import plotting
 from cheems_ref.config import preset
 
 COLOR = dict.fromkeys("MGDRHCXE", "#dddddd")
-COLOR |= dict(A=plotting.COLORS[0], S=plotting.COLORS[2], I=plotting.COLORS[5])
+COLOR |= dict(S=plotting.COLORS[2], I=plotting.COLORS[5])
 CELL = 0.41
-
-
-def added(ax, before):
-    """What was drawn since, each arrow with the patch that is its line."""
-    new = [artist for artist in ax.get_children() if artist not in before]
-    arrows = (getattr(artist, "arrow_patch", None) for artist in new)
-    return new + [arrow for arrow in arrows if arrow is not None]
 
 
 def draw_letters(ax, pattern, x, y):
     """A row of letters in coloured cells of one width; the middle of the first is at (x, y)."""
     for i, letter in enumerate(pattern):
-        dark, left = letter in "SA", x + CELL * (i - 0.5)
+        left, ink = x + CELL * (i - 0.5), plotting.ON_COLOR if letter in "SI" else plotting.INK
         ax.add_patch(Rectangle((left, y - 0.24), CELL, 0.48, fc=COLOR[letter], ec="white", lw=2))
         style = dict(ha="center", va="center", weight="bold", fontsize=17)
-        ax.text(left + CELL / 2, y, letter, color="white" if dark else plotting.INK, **style)
+        ax.text(left + CELL / 2, y, letter, color=ink, **style)
 
 
 def draw_stack(ax):
@@ -39,8 +32,7 @@ def draw_stack(ax):
 
 
 def draw_block(ax):
-    """One letter opened: the stream, the norm, the layer and the sum. Returns what it drew."""
-    before = set(ax.get_children())
+    """One letter opened: the stream, the norm, the layer and the sum."""
     for edge in (2.7, 11.3):
         ax.plot([5.76, edge], [3.25, 2.45], color=plotting.QUIET, lw=1.2, ls=":")
     plotting.arrow(ax, (2.2, 1.95), (12.0, 1.95), color=plotting.INK)
@@ -54,10 +46,9 @@ def draw_block(ax):
     style = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
     ax.text(9.6, 1.95, "+", ha="center", va="center", fontsize=20, bbox=style)
     ax.text(9.95, 2.2, "its result is added", fontsize=17, color=plotting.INK)
-    return added(ax, before)
 
 
 def draw():
     fig, ax = plotting.canvas(13.2, 4.4)
     draw_stack(ax)
-    return fig, [draw_block(ax)]
+    return fig, plotting.in_stages(ax, draw_block)

@@ -3,13 +3,6 @@
 from cheems_ref import plotting
 
 
-def added(ax, before):
-    """What was drawn since, each arrow with the patch that is its line."""
-    new = [artist for artist in ax.get_children() if artist not in before]
-    arrows = (getattr(artist, "arrow_patch", None) for artist in new)
-    return new + [arrow for arrow in arrows if arrow is not None]
-
-
 def draw_row(ax, y):
     """A row of three pairs and a query; returns the place of each token."""
     tokens = ["ann", "3", "bob", "8", "cat", "5", "…", "bob", "?"]
@@ -23,26 +16,22 @@ def draw_row(ax, y):
     return xs
 
 
-def draw_attention(ax, x, y, color):
-    """Two looks back, above the row: to the token before, and to what came after bob.
-
-    Returns what it drew for each of them.
-    """
-    base = set(ax.get_children())
+def draw_previous(ax, x, y, color):
+    """Attention's first look back, above the row: to the token before."""
     plotting.arrow(ax, (x[3], y), (x[2] + 0.05, y), color=color, bend=0.7)
     ax.text(x[2] + 0.3, y + 0.45, "1  previous token", ha="center", color=color, fontsize=17)
-    first, base = added(ax, base), set(ax.get_children())
+    ax.text(0.1, y + 0.6, "Attention:\nlook back", color=color, fontsize=18, va="center")
+
+
+def draw_match(ax, x, y, color):
+    """Its second: to what came after bob."""
     plotting.arrow(ax, (x[7], y), (x[3] + 0.1, y), color=color, bend=0.4)
     name = "2  match: what came after bob?"
     ax.text(x[5] + 0.1, y + 0.9, name, ha="center", color=color, fontsize=17)
-    second, base = added(ax, base), set(ax.get_children())
-    ax.text(0.1, y + 0.6, "Attention:\nlook back", color=color, fontsize=18, va="center")
-    return [first + added(ax, base), second]
 
 
 def draw_state(ax, x, y, color):
-    """A small memory below the row: three writes and one read. Returns what it drew."""
-    base = set(ax.get_children())
+    """A small memory below the row: three writes and one read."""
     for i, entry in enumerate(("ann → 3", "bob → 8", "cat → 5")):
         place = x[2] + 1.3 * i - 0.85
         plotting.arrow(ax, (x[2 * i + 1] - 0.51, y + 1.6), (place, y + 0.35), color=color)
@@ -53,11 +42,14 @@ def draw_state(ax, x, y, color):
     name = "write each value under its key"
     ax.text(x[2] + 0.45, y - 0.75, name, ha="center", color=color, fontsize=17)
     ax.text(0.1, y, "A state:\nremember", color=color, fontsize=18, va="center")
-    return added(ax, base)
 
 
 def draw():
     fig, ax = plotting.canvas(12.8, 4.7)
     x = draw_row(ax, 2.9)
-    looks = draw_attention(ax, x, 3.3, plotting.COLORS[0])
-    return fig, [*looks, draw_state(ax, x, 1.0, plotting.COLORS[2])]
+    return fig, plotting.in_stages(
+        ax,
+        lambda ax: draw_previous(ax, x, 3.3, plotting.COLORS[0]),
+        lambda ax: draw_match(ax, x, 3.3, plotting.COLORS[0]),
+        lambda ax: draw_state(ax, x, 1.0, plotting.COLORS[2]),
+    )

@@ -12,7 +12,8 @@ def number(ax, x, y, value, senders):
     """One number: a square in the colour of its rank, or dark where it sums several ranks'."""
     color = RANKS[senders[0]] if len(senders) == 1 else plotting.INK
     ax.add_patch(Rectangle((x, y), SIDE, SIDE, fc=color, ec="white", lw=2))
-    middle = dict(ha="center", va="center", fontsize=17, color="white", weight="bold")
+    ink = plotting.ON_COLOR if color in RANKS[1:] else "white"
+    middle = dict(ha="center", va="center", fontsize=17, color=ink, weight="bold")
     ax.text(x + SIDE / 2, y + SIDE / 2, value, **middle)
 
 
@@ -35,15 +36,12 @@ def draw():
     own = [[(rank + 1, [rank])] for rank in everyone]
     parts = [[(3 * rank + i + 1, [rank]) for i in everyone] for rank in everyone]
     columns = [[(sum(row[i][0] for row in parts), everyone)] for i in everyone]
-    collectives = (
-        ("all_gather", "all get all", own, [[row[0] for row in own]] * 3),
-        ("reduce_scatter", "rank $i$: the sum\nof column $i$", parts, columns),
-        ("all_reduce", "all get the sum", own, [[(1 + 2 + 3, everyone)]] * 3),
+    gather = 5.15, "all_gather", "all get all", own, [[row[0] for row in own]] * 3
+    scatter = 2.65, "reduce_scatter", "rank $i$: the sum\nof column $i$", parts, columns
+    reduce = 0.15, "all_reduce", "all get the sum", own, [[(1 + 2 + 3, everyone)]] * 3
+    return fig, plotting.in_stages(
+        ax,
+        lambda ax: draw_collective(ax, *gather),
+        lambda ax: draw_collective(ax, *scatter),
+        lambda ax: draw_collective(ax, *reduce),
     )
-    stages, before = [], set()
-    for i, (name, says, given, got) in enumerate(collectives):
-        draw_collective(ax, 5.15 - 2.5 * i, name, says, given, got)
-        drawn = [*ax.texts, *ax.patches]
-        stages.append([artist for artist in drawn if artist not in before])
-        before = set(drawn)
-    return fig, stages

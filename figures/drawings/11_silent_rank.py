@@ -11,8 +11,8 @@ def draw_step(ax, rank, start, end, text, color):
     """A bar in a rank's line, with what the rank does there."""
     place, size = (start, 3.6 - rank), (end - start, 0.66)
     ax.add_patch(Rectangle(place, *size, fc=color, ec="white"))
-    middle = (start + end) / 2
-    ax.text(middle, 3.93 - rank, text, ha="center", va="center", fontsize=17, color="white")
+    middle, ink = (start + end) / 2, "white" if color == BLUE else plotting.ON_COLOR
+    ax.text(middle, 3.93 - rank, text, ha="center", va="center", fontsize=17, color=ink)
 
 
 def draw_forward(ax):
