@@ -304,9 +304,9 @@ plotting.save(
 
 # %% [markdown] slide_title="An operator takes as long as its slower half, plus the call"
 # So you wait for one of three things: the call (0.7 microseconds on this core), the bytes (28.5
-# billion per second in tensors of 2 to 16 MiB, but 7 from 32 MiB on: section 4 says why) or the
-# arithmetic (182 billion operations per second). Computing and moving overlap, so the slower of the
-# two decides.
+# billion per second) or the arithmetic (182 billion operations per second). Computing and moving
+# overlap, so the slower of the two decides. (The 28.5 billion hold for tensors of 2 to 16 MiB. From
+# 32 MiB on it's 7: section 4 says why.)
 #
 # On a machine with $R_\text{op}$ operations and $R_\text{byte}$ bytes per second and $t_0$ seconds
 # for a call, operators of $\phi_i$ operations and $\mu_i$ bytes take
@@ -320,12 +320,12 @@ plotting.save(
 # has an *intensity* of $2m^3 / (4 \cdot 3m^2) = m / 6$ operations per byte, so above $m \approx 40$
 # it's *compute-bound*: its arithmetic takes longer than its bytes.
 #
-# In operations per second, (10.1) is a *roof* that rises until arithmetic decides.
+# In operations per second, (10.1) is a *roof* that rises until arithmetic decides. Our second
+# server's core does 91 billion operations per second, not 182, and 4.0 per byte, not 6.4. Dots are
+# products, dashes all other operators: they have no operations that we count, so we pretend one for
+# 12 bytes, as in a sum.
 #
-# Here are the operators of four layers, timed one by one on our second server, whose core does 91
-# billion operations per second, not 182, and 4.0 per byte, not 6.4. Dots are products. In all
-# others we counted no operations, so we pretend one for 12 bytes, as in a sum: dashes in one
-# column. Which are far below the roof?
+# Here are the operators of four layers, timed one by one. Which are far below the roof?
 
 
 # %% tags=["figure"]
@@ -548,7 +548,7 @@ plotting.show_drawing(
 # smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer, where $p$ is
 # 32 and $n$ is 64.
 #
-# Does the clock agree? Look for the lowest point of each curve.
+# Does the first server's clock agree? Look for the lowest point of each curve.
 
 
 # %% tags=["setup"]
@@ -734,7 +734,7 @@ plotting.show_drawing(
 # is folded):
 
 
-# %% tags=["setup"]
+# %% tags=["guard"]
 def tile(name, rows, columns, width, inside):
     """The twin of _tile: columns of some rows of a matrix, with zeros outside of it."""
     addresses = rows[:, None] * width + columns[None, :]
@@ -795,8 +795,9 @@ assert math.exp(-750) == 0
 # | `X`, `steps`, `K`, `Q` | tiles of $x$, $\Delta$, $B$ and $C$ |
 #
 # A program first finds out what it works on. `tl.program_id` is its place in a grid with three
-# axes: chunks × tiles, heads, and texts of the batch (`row`). On the first, `//` gives the chunk
-# and `%` the tile, as for program 5 of head 2:
+# axes: chunks × tiles, heads, and texts of the batch (`row`).
+#
+# On the first axis, `//` gives the chunk and `%` the tile, as for program 5 of head 2:
 
 # %% tags=["aside"]
 print(triton("_program", "tiles =", "place ="))
@@ -1705,9 +1706,9 @@ print("measured: seven calls, and their median. Now the four sums")
 # **3 · medium.** *A kernel of your own.* Write a kernel that adds the skip $Dx$ to $y$. Chapter
 # 03's skip connection adds $D_i\,x_t$ to the output $y_t$ of head $i$, and `D` has a number per
 # head. `skip` runs on `_read`'s grid, after `_read`: find your tokens, channels and rows with
-# `program`, and use `load`, `store` and `tile`. Load each number of $x$ and $y$ once, store each of
-# $y$ once, and nothing else. How many numbers will it move? And how many would it move as one more
-# line of `_read`?
+# `program`, and use `load`, `store` and `tile`. Load each number of $x$ and $y$ once, and store
+# each of $y$ once. How many numbers will it move? And how many would it move as one more line of
+# `_read`?
 #
 # <details><summary>Hint</summary>
 #
@@ -1731,6 +1732,7 @@ def skip(point, head, row=0):
 # %% tags=["check"]
 from cheems_ref.exercises import forbidden
 
+MEMORY["y"][math.prod(MADE["y"]) :] = 7.0  # something else, whatever the last try did
 stored("y").copy_(ssd_recurrent(*GIVEN.values())[0])
 with forbidden(ssd_recurrent, ssd_chunked):
     alone_it_moves = run(skip, *GRIDS["read"]).total()
@@ -1850,6 +1852,7 @@ def one_kernel(head, row=0):
 # %% tags=["check"]
 from cheems_ref.exercises import forbidden
 
+MEMORY["y"].fill_(7.0)
 stored("y").zero_()
 LOADED.clear(), STORED.clear()
 with forbidden(ssd_recurrent, ssd_chunked):

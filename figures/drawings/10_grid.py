@@ -80,9 +80,12 @@ def draw_rows(ax):
     mine, shared, state = token * HEADS + head, token * GROUPS + group, head * CHUNKS + chunk
     drawn = [ax.text(5.0, 0.38, f"its first token, {token}, in head {head}:", fontsize=18)]
     lines = (
-        (f"mine   = {token} · {HEADS} + {head} = {mine}", "row of $x$, $\\Delta$, $y$"),
-        (f"shared = {token} · {GROUPS} + {group} = {shared}", "row of $B$, $C$"),
-        (f"place  = {head} · {CHUNKS} + {chunk} = {state}", "state of its chunk"),
+        (
+            f"mine   = {token} · {HEADS} + {head} = {mine}",
+            f"row of $x$, $\\Delta$, $y$; {HEADS} heads",
+        ),
+        (f"shared = {token} · {GROUPS} + {group} = {shared}", f"row of $B$, $C$; {GROUPS} groups"),
+        (f"place  = {head} · {CHUNKS} + {chunk} = {state}", f"state; {CHUNKS} chunks a head"),
     )
     for y, color, (line, of) in zip((-0.04, -0.44, -0.84), (BLUE, BLUE, GREEN), lines, strict=True):
         drawn.append(ax.text(5.0, y, line, family="monospace", fontsize=18, color=color))
