@@ -341,7 +341,9 @@ def draw_limits(ax, machine):
     ax.set(xscale="log", yscale="log", ylim=(0.007, 700), xlim=(0.03, 200))
     ax.set_xlabel("operations per byte", fontsize=18)
     ax.set_ylabel("billion operations per second", fontsize=18)
-    ax.tick_params(labelsize=16)
+    ax.set_xticks((0.1, 1, 10, 100), (0.1, 1, 10, 100), fontsize=18)
+    ax.set_yticks((0.01, 0.1, 1, 10, 100), (0.01, 0.1, 1, 10, 100), fontsize=18)
+    ax.minorticks_off()
 
 
 # %% tags=["figure"]
