@@ -1,4 +1,4 @@
-"""The grid of `_write`'s programs for one text, one program's place in it, and what it makes."""
+"""The grid of `_write`'s programs for one text, and one of them: its place, piece and rows."""
 
 from pathlib import Path
 
@@ -9,10 +9,11 @@ from cheems_ref import plotting
 BLUE, _, GREEN, _, ORANGE, _ = plotting.COLORS
 SOURCE = Path(plotting.__file__).with_name("triton_ssd.py")
 LINE = "chunk, part = "  # how the line begins that finds a program's chunk and tile
-CHUNKS, TILES, HEADS = 3, 2, 4
-MINE = 3, 2  # of a program: its places on the first two axes
+CHUNKS, TILES, HEADS, GROUPS = 3, 2, 4, 2
+MINE = 5, 2  # of a program: its places on the first two axes
 LEFT, TOP, WIDE, HIGH = 1.9, 4.1, 0.85, 0.7
-STATE, NUMBERS, CHANNELS, TILE = 8.2, 24, 20, 16  # x of the state; its rows, columns, and a tile's
+STATE, NUMBERS, CHANNELS, TILE = 8.3, 24, 40, 32  # x of the state; its rows, columns, and a tile's
+TOKENS = 16  # of a chunk
 
 
 def draw_grid(ax):
@@ -41,7 +42,7 @@ def draw_line(ax):
     """The line of `_program` that finds the chunk and the tile."""
     lines = SOURCE.read_text(encoding="utf-8").splitlines()
     line = next(line.strip() for line in lines if line.strip().startswith(LINE))
-    ax.text(0.1, 5.65, line, family="monospace", fontsize=18)
+    ax.text(0.1, 5.35, line, family="monospace", fontsize=18)
 
 
 def draw_mine(ax):
@@ -49,29 +50,52 @@ def draw_mine(ax):
     point, head = MINE
     place = LEFT + WIDE * point, TOP - HIGH * (head + 1)
     box = ax.add_patch(Rectangle(place, WIDE, HIGH, fc=BLUE, ec=BLUE))
-    words = f"tiles = {TILES}\n{point} // {TILES} = {point // TILES}: chunk {point // TILES}\n"
+    words = f"{point} // {TILES} = {point // TILES}: chunk {point // TILES}\n"
     words += f"{point} % {TILES} = {point % TILES}: tile {point % TILES}"
-    return [box, ax.text(LEFT, -0.1, words, color=BLUE, fontsize=18)]
+    return [box, ax.text(LEFT, -0.04, words, color=BLUE, fontsize=18)]
 
 
 def draw_state(ax):
     """The state that the program's chunk leaves in its head, and the columns that it makes."""
-    cell, low = 0.115, 0.75
+    cell, low = 0.075, 1.65
     start, wide = STATE + cell * TILE, cell * (CHANNELS - TILE)
     size = cell * CHANNELS, cell * NUMBERS
     point, head = MINE
     frame = ax.add_patch(Rectangle((STATE, low), *size, fc="white", ec=GREEN, lw=2.5))
     mine = ax.add_patch(Rectangle((start, low), wide, size[1], fc=ORANGE, ec=GREEN, lw=1.5))
-    words = f"example: p = {CHANNELS} channels in tiles of {TILE}\n"
+    words = f"p = {CHANNELS} channels in tiles of {TILE};\n"
     words += f"what chunk {point // TILES} leaves in head {head}:\n{NUMBERS} × {CHANNELS} numbers"
     title = ax.text(STATE - 0.3, low + size[1] + 0.25, words, fontsize=17, color=GREEN)
     says = f"tile {point % TILES}:\nchannels\n{TILE} to {CHANNELS - 1}"
-    note = ax.text(start + wide + 0.15, 2.2, says, fontsize=17, color=ORANGE, va="center")
+    middle = low + size[1] / 2
+    note = ax.text(start + wide + 0.15, middle, says, fontsize=17, color=ORANGE, va="center")
     return [frame, mine, title, note]
 
 
+def draw_rows(ax):
+    """Where the program's first token has its rows, and its chunk its state."""
+    point, head = MINE
+    chunk, group = point // TILES, head // (HEADS // GROUPS)
+    token = chunk * TOKENS
+    mine, shared, state = token * HEADS + head, token * GROUPS + group, head * CHUNKS + chunk
+    drawn = [ax.text(5.0, 0.38, f"its first token, {token}, in head {head}:", fontsize=18)]
+    lines = (
+        (
+            f"mine   = {token} · {HEADS} + {head} = {mine}",
+            f"row of $x$, $\\Delta$, $y$; {HEADS} heads",
+        ),
+        (f"shared = {token} · {GROUPS} + {group} = {shared}", f"row of $B$, $C$; {GROUPS} groups"),
+        (f"place  = {head} · {CHUNKS} + {chunk} = {state}", f"state; {CHUNKS} chunks a head"),
+    )
+    for y, color, (line, of) in zip((-0.04, -0.44, -0.84), (BLUE, BLUE, GREEN), lines, strict=True):
+        drawn.append(ax.text(5.0, y, line, family="monospace", fontsize=18, color=color))
+        drawn.append(ax.text(9.2, y, of, fontsize=18, color=color))
+    return drawn
+
+
 def draw():
-    fig, ax = plotting.canvas(12.4, 6.1)
+    fig, ax = plotting.canvas(12.4, 6.8)
+    ax.set_ylim(-1.0, 5.8)
     draw_line(ax)
     draw_grid(ax)
-    return fig, [draw_mine(ax), draw_state(ax)]
+    return fig, [draw_mine(ax), draw_state(ax), draw_rows(ax)]

@@ -27,7 +27,7 @@ def draw_dark(ax):
         corners = [place(start, start), place(end, start), place(end, end)]
         ax.add_patch(Polygon(corners, fc=BLUE, ec=plotting.QUIET, lw=1.2))
         x, y = place(end, start)
-        ax.text(x + 0.1, y + 0.15, f"read {i}", color="white", fontsize=16)
+        ax.text(x + 0.1, y + 0.15, f"read {i}", color="white", fontsize=17)
 
 
 def draw_light(ax):
@@ -41,7 +41,7 @@ def draw_light(ax):
             step = size[1] / 3.4
             for k, (word, color) in enumerate(words):
                 at = (left + right) / 2, (low + high) / 2 + (1 - k) * step
-                ax.text(*at, word, color=color, fontsize=16, ha="center", va="center")
+                ax.text(*at, word, color=color, fontsize=17, ha="center", va="center")
 
 
 def draw_kernel(ax, k):
@@ -49,8 +49,8 @@ def draw_kernel(ax, k):
     name, color, programs, makes = KERNELS[k]
     y = 4.75 - 1.7 * k
     ax.text(6.2, y + 0.5, name, color=color, fontsize=21, weight="bold")
-    ax.text(6.2, y, programs, fontsize=17)
-    ax.text(6.2, y - 0.42, makes, fontsize=17, color=color)
+    ax.text(6.2, y, programs, fontsize=19)
+    ax.text(6.2, y - 0.42, makes, fontsize=19, color=color)
 
 
 def draw():

@@ -7,7 +7,7 @@ from cheems_ref import plotting
 BLUE, RED = plotting.COLORS[:2]
 INK = plotting.INK
 TOKENS, NUMBERS = range(32, 48), range(16, 32)  # of the last chunk; of the second tile
-LENGTH, STATE, GROUPS = 42, 24, 2  # how many there are
+LENGTH, STATE, GROUPS, GROUP = 42, 24, 2, 1  # how many there are; the group of head 2
 WIDE, HIGH, LEFT, TOP = 0.36, 0.26, 3.4, 4.55
 
 
@@ -31,15 +31,17 @@ def draw_places(ax):
 
 
 def draw_addresses(ax):
-    """What the first places of two rows have for an address, in group 0."""
+    """What the first places of two rows have for an address, in the group of head 2."""
     x = LEFT + WIDE * 16 + 0.35
     for i in (0, 1):
-        row = TOKENS[i] * GROUPS
+        row = TOKENS[i] * GROUPS + GROUP
         corner = LEFT, TOP - HIGH * (i + 1)
         ax.add_patch(Rectangle(corner, WIDE, HIGH, fc="none", ec=INK, lw=2.5, zorder=3))
         words = f"{row} · {STATE} + {NUMBERS[0]} = {row * STATE + NUMBERS[0]}"
         ax.text(x, TOP - 0.2 - 0.38 * i, words, fontsize=17, color=INK)
-    words = f"with {GROUPS} groups, token {TOKENS[0]} is\nrow {TOKENS[0] * GROUPS}. Addresses:"
+    row = TOKENS[0] * GROUPS + GROUP
+    words = f"token {TOKENS[0]} in group {GROUP}: row\n{TOKENS[0]} · {GROUPS} + {GROUP} = {row}."
+    words += " Addresses:"
     ax.text(x, TOP + 0.18, words, fontsize=17, color=INK)
 
 
@@ -51,7 +53,7 @@ def draw_masks(ax):
                 corner = LEFT + WIDE * j, TOP - HIGH * (i + 1)
                 ax.add_patch(Rectangle(corner, WIDE, HIGH, fc=BLUE, ec=plotting.QUIET, lw=0.8))
             else:
-                ax.text(*middle(i, j), "0", color=RED, fontsize=13, ha="center", va="center")
+                ax.text(*middle(i, j), "0", color=RED, fontsize=15, ha="center", va="center")
     x = LEFT + WIDE * 16 + 0.35
     words = "loaded where both\nmasks are true:\n10 tokens × 8 numbers"
     ax.text(x, TOP - 2.1, words, color=BLUE, fontsize=17)

@@ -4,15 +4,15 @@ from cheems_ref import plotting
 
 BLUE, _, GREEN, _, ORANGE, SKY = plotting.COLORS
 HIGH, LOW = 3.45, 1.2  # where the fast memory ends, and the slow one begins
-PITCH, GAP = 0.47, 0.31  # between arrows, and between operators
-MOVES = {  # r is a read, up, and w is written, down
-    "subtract": "ww",
-    "to float32": "rrw",
-    "mask": "rw",
-    "exp": "rw",
-    "$CB^\\top$": "¼",  # two reads and two writes of a quarter
-    "$\\circ\\,L$": "rw",
-    "$\\cdot\\,x$": "r",
+PITCH, THIN, GAP = 0.46, 0.27, 0.28  # between arrows, after a thin one, and between operators
+MOVES = {  # R is a read, up, and W is written, down; r and w are a quarter: four heads share them
+    "subtract": "WW",
+    "to float32": "RRW",
+    "mask": "RW",
+    "exp": "RW",
+    "$CB^\\top$": "wrw",  # the product writes it, and its mask reads and writes
+    "$\\circ\\,L$": "rRW",
+    "$\\cdot\\,x$": "R",
 }
 
 
@@ -27,8 +27,8 @@ def draw_memory(ax, left, width, fast, slow):
 def draw_move(ax, x, kind, color=None, thin=False):
     """An arrow: up for a read, down for what is written."""
     ends = (x, LOW + 0.05), (x, HIGH - 0.05)
-    start, end = ends if kind == "r" else ends[::-1]
-    color = color or (BLUE if kind == "r" else ORANGE)
+    start, end = ends if kind in "rR" else ends[::-1]
+    color = color or (BLUE if kind in "rR" else ORANGE)
     style = dict(arrowstyle="-|>", color=color, lw=2 if thin else 4.5, shrinkA=0, shrinkB=0)
     style |= dict(mutation_scale=16 if thin else 26)
     ax.annotate("", end, start, arrowprops=style)
@@ -36,29 +36,28 @@ def draw_move(ax, x, kind, color=None, thin=False):
 
 def draw_left(ax):
     """PyTorch's thirteen reads and writes by operator; returns what it drew of the last three."""
-    draw_memory(ax, 0.2, 8.6, "processor: fast and small", "memory: slow and big")
+    draw_memory(ax, 0.2, 8.85, "processor: fast and small", "memory: slow and big")
     ax.text(4.5, 5.1, "PyTorch: 13 numbers for a pair", ha="center", fontsize=23, weight="bold")
     for x, words, color in ((1.17, "written", ORANGE), (2.42, "read", BLUE)):
-        ax.text(x, 2.3, words, fontsize=16, rotation=90, va="center", color=color)
+        ax.text(x, 2.3, words, fontsize=18, rotation=90, va="center", color=color)
     place = 0.6
     for name, moves in MOVES.items():
-        if moves == "¼":
+        if name == "$CB^\\top$":
             before = len(ax.texts)  # arrows are texts to matplotlib
-            for k, move in enumerate("rw"):
-                draw_move(ax, place + 0.25 * k - 0.1, move, thin=True)
-            ax.text(place + 0.21, 2.3, "4 × ¼", fontsize=16, rotation=90, va="center")
-        else:
-            for i, move in enumerate(moves):
-                draw_move(ax, place + PITCH * i, move)
-        middle = place + PITCH / 2 * (len(moves) - 1)
-        ax.text(middle, 4.5, name, ha="center", fontsize=16)
-        place += PITCH * len(moves) + GAP
+        first = place
+        for move in moves:
+            draw_move(ax, place, move, thin=move in "rw")
+            last, place = place, place + (THIN if move in "rw" else PITCH)
+        if name == "$CB^\\top$":
+            ax.text(last + 0.08, 2.3, "¼ each", fontsize=18, rotation=90, va="center")
+        ax.text((first + last) / 2, 4.5, name, ha="center", fontsize=18)
+        place += GAP
     return ax.texts[before:]
 
 
 def draw_right(ax):
     """The kernels: what goes in and comes out, and the states, which go both ways."""
-    draw_memory(ax, 9.3, 3.6, "the pairs stay here", "memory")
+    draw_memory(ax, 9.45, 3.4, "the pairs stay here", "memory")
     ax.text(11.1, 5.1, "kernels: 0", ha="center", fontsize=23, weight="bold")
     draw_move(ax, 9.75, "r", plotting.QUIET)
     ax.text(9.9, 2.3, "$x, \\Delta,$\n$B, C$", fontsize=18, va="center")
