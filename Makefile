@@ -109,8 +109,9 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one: make course PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip  # Python 3.11's is slow
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .[$(EXTRAS)]
-	@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true  # pip does it on one core
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true  # pip does it on one core
 ifeq ($(shell uname -s),Linux)
 	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
