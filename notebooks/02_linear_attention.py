@@ -240,8 +240,8 @@ plotting.save(
 # ## 2 · A memory of key–value pairs
 #
 # Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives $v\,(k \cdot q)$:
-# the value, times how well the query matches the key. Follow three tokens. Here the state also
-# fades to 0.7 of itself before each write, as in section 4. What does the query find?
+# the value, times how well the query matches the key. Follow three tokens. What does the query
+# find, if the state also fades to 0.7 of itself before each write, as in section 4?
 
 # %% slide_title="The key says where, the value says what" tags=["figure"]
 plotting.show_drawing(
@@ -933,13 +933,14 @@ assert enters["Gated DeltaNet"] == ["0.10", "0.23"] and enters["DeltaNet"][0] ==
 assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 
 # %% [markdown]
-# Linear attention goes from last place to first, for keys that are written once. Its answers hold
-# more noise than value, and still point to the right one. How? The right value enters with weight
-# 1, the loudest other with 0.37 on average. Together the others are louder, alone none is. In Gated
-# DeltaNet the right value enters with 0.10, against 0.23. It pays twice: erasing leaves 0.31, as in
-# DeltaNet, and 36 decays leave a third of that. For keys with a *new* value Longhorn leads, and
-# linear attention returns the old value in four cases of ten. **The measure you choose decides who
-# wins, so choose it before you look.**
+# Here $\alpha$ and $\beta$ are fixed. A model computes them for each token. Linear attention goes
+# from last place to first, for keys that are written once. Its answers hold more noise than value,
+# and still point to the right one. How? The right value enters with weight 1, the loudest other
+# with 0.37 on average. Together the others are louder, alone none is. In Gated DeltaNet the right
+# value enters with 0.10, against 0.23. It pays twice: erasing leaves 0.31, as in DeltaNet, and 36
+# decays leave a third of that. For keys with a *new* value Longhorn leads, and linear attention
+# returns the old value in four cases of ten. **The measure you choose decides who wins, so choose
+# it before you look.**
 
 # %% [markdown]
 # And be fair to the delta rule: this race is about $\beta$. Over random keys, a write takes

@@ -363,8 +363,9 @@ plotting.show_drawing(
 
 # %% [markdown]
 # So put the value *before* its key. The query then finds the key it asks for, and it's that token's
-# $v$ that has to say what came before. Here are new runs of both orders, five seeds each, whose
-# rows don't show the answers (there a layer without the convolution gets 0.20 to 0.21, not 0.14):
+# $v$ that has to say what came before. (The rows of these new runs don't show the answers, so
+# without the convolution a layer gets 0.20 to 0.21, not 0.14.) Here are both orders, five seeds
+# each:
 
 
 # %% tags=["figure"]

@@ -22,14 +22,14 @@ from nbgrader.utils import get_username
 from book.project import ROOT
 
 GRADED = [path.stem for path in sorted((ROOT / "notebooks").glob("*.py"))]
-(CHAPTER,) = [name for name in GRADED if name.startswith("02")]
+(CHAPTER,) = [name for name in GRADED if name.startswith("01")]  # the one that runs fastest
 NUMBER, NOTEBOOK = CHAPTER[:2], f"{CHAPTER}.ipynb"
 SOLVED = get_username()  # who hands in through the exchange, which goes by the name of the account
 WORTH = 9
 POINTS = {"wrong": 0, SOLVED: 7}
 GRADES = {"wrong": "0.0", SOLVED: "21.0"}
-MISTAKE = "def by_pencil():\n    return (0.64, 0.6), (0.0, 1.0), (1.0, 1.0)"
-ENDLESS = "def gated_longhorn(q, k, v, g, beta, **options):\n    while True:\n        pass"
+MISTAKE = "def by_pencil():\n    return (1.0, 2.0, 1.0, 3.5), (1.0, 0.5, 0.25)"
+ENDLESS = "def combine_best(first, second):\n    while True:\n        pass"
 
 
 def read(path):
@@ -125,7 +125,7 @@ def course(editions, tmp_path_factory):
     nbgrader("collect", NUMBER, at)
     (folder / "submitted" / "wrong" / NUMBER).mkdir(parents=True)
     nbformat.write(wrong, folder / "submitted" / "wrong" / NUMBER / NOTEBOOK)
-    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=12")
+    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=8")
     nbgrader("export")
     nbgrader("generate_feedback", NUMBER)
     run("course_grades", cwd=folder, **around)
@@ -166,7 +166,7 @@ def test_feedback_shows_the_sentence_and_not_the_frames(course):
         name: (course / "feedback" / name / NUMBER / f"{CHAPTER}.html").read_text(encoding="utf-8")
         for name in POINTS
     }
-    assert "not right yet: S k_1, number 0, S k_1, number 1" in pages["wrong"]
+    assert "not right yet: output 1, output 2, output 3" in pages["wrong"]
     assert "most recent call last" not in pages["wrong"]
     assert "KeyboardInterrupt" in pages[SOLVED]
 

@@ -62,10 +62,11 @@ def test_every_slide_fits(browser, name):
         assert page.locator("mjx-container").count() > 0
 
 
-@pytest.mark.parametrize("name", DECKS)
+@pytest.mark.parametrize("name", DECKS[:2] + DECKS[3::3])
 def test_paper_has_a_page_for_every_slide(browser, name):
     """And what axe-core says to all slides at once, in the colours that they have on a screen. The
-    theme sets these, so two decks are asked for them.
+    theme sets these, so two decks are asked for them. Six decks are printed: what depends on a
+    deck's words is asked of its slides on a screen, of all decks.
     """
     slides = (SLIDES / name).read_text(encoding="utf-8").count('<div class="page"')
     with visit(browser, f"{name}?print-pdf") as page:
