@@ -31,6 +31,7 @@ IN_THE_DARK = {
     "#d55e00": "#ff7a10",
     "#009e73": "#00b886",
     "#cc79a7": "#d38bb3",
+    "#131416": "#ffffff",  # white words, turned dark with the ground: they stand on blue
 }
 
 

@@ -196,6 +196,7 @@ ranks = {name: int(torch.linalg.matrix_rank(block)) for name, block in blocks.it
 print("rank of the 12 × 12 weights:", ranks)
 assert ranks == {"inner products": n, "the softmax": 12}
 assert torch.linalg.matrix_rank((q @ k.T).tril()) > n  # of the whole triangle
+assert n == 4 and (blocks["inner products"] - q[12:] @ k[:12].T).abs().max() < 1e-12
 
 
 # %% tags=["figure"]
@@ -212,18 +213,36 @@ def draw_weights(ax, weights, title, rank):
     return [*frame, ax.text(23.5, 3, f"frame: rank {rank}", ha="right", fontsize=19)]
 
 
+# %% tags=["figure"]
+def draw_factors(ax, q, k):
+    """The last 12 queries and the first 12 keys: their product is what the frame holds."""
+    limit = max(q.abs().max(), k.abs().max()).item()
+    for x, y, factor, name in ((3, 12, q, "12 × 4\nqueries"), (9, 16, k.T, "4 × 12\nkeys")):
+        rows, columns = factor.shape
+        edges = torch.arange(columns + 1) + x, torch.arange(rows + 1) + y
+        ax.pcolormesh(*edges, factor, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        right, low = x + columns, y + rows
+        ax.plot([x, right, right, x, x], [y, y, low, low, y], color=plotting.INK, lw=3)
+        ax.text(x + columns / 2, y - 0.5, name, ha="center", fontsize=19)
+    ax.text(1.2, 18, "=", ha="center", va="center", fontsize=26)
+    ax.text(8, 18, "·", ha="center", va="center", fontsize=26)
+    ax.set(aspect="equal", xlim=(0, 24), ylim=(24, 0)), ax.axis("off")
+
+
 # %% slide_title="Without the softmax, the past has rank n at most" tags=["figure", "slide"]
-fig, axes = plotting.figure(1, 2, size=(10.5, 5.4))
+fig, axes = plotting.figure(1, 3, size=(13, 4.9))
 frames = draw_weights(axes[0], shares, "with the softmax", ranks["the softmax"])
 without, rank = "without: red > 0, blue < 0", f"{ranks['inner products']} = n"
 frames += draw_weights(axes[1], (q @ k.T).tril(), without, rank)
+draw_factors(axes[2], q[12:], k[:12])
 plotting.save(
     fig,
     "02_weights",
     "Two lower triangles, the weights of 24 tokens. With the softmax all are red, above 0. "
     "Without it, red and blue mix. A frame marks the weights that the last 12 tokens give to "
-    "the first 12: of rank 12 with the softmax, of rank 4 = n without.",
-    stages=[[axes[1]], frames],
+    "the first 12: of rank 12 with the softmax, of rank 4 = n without. Beside it are its two "
+    "factors, 12 by 4 queries and 4 by 12 keys.",
+    stages=[[axes[1]], [*frames, axes[2]]],
 )
 
 # %% [markdown]
@@ -873,8 +892,9 @@ for name in (*RULES, small):
 def draw_hits(ax, hits):
     """For each rule, how often the right value is nearest: two bars."""
     asked = ("36 tokens later", "new value, at the end")
+    at = [*range(len(RULES)), len(RULES) + 0.4]  # the smaller step stands apart
     for i, (question, color) in enumerate(zip(asked, (0, 4), strict=True), start=1):
-        places = [rule + 0.36 * (i - 1.5) for rule in range(len(hits))]
+        places = [rule + 0.36 * (i - 1.5) for rule in at]
         shares = [shares[i] for shares in hits.values()]
         ax.bar(places, shares, 0.33, color=plotting.COLORS[color], label=question)
         for place, share in zip(places, shares, strict=True):
@@ -884,8 +904,9 @@ def draw_hits(ax, hits):
     for name, rule in RULES.items():
         if rule.takes:
             names[name] = f"{name}\n" + ", ".join(told[gate] for gate in rule.takes)
-    ax.set_xticks(range(len(hits)), names.values(), fontsize=15)
-    ax.text(5.45, 1.14, "when written: 1.00 in all six", ha="right", fontsize=15)
+    ax.set_xticks(at, names.values(), fontsize=15)
+    ax.axvline(4.7, color=plotting.QUIET, lw=1.5, ls=":")
+    ax.text(5.85, 1.14, "when written: 1.00 in all six", ha="right", fontsize=15)
     ax.set(ylim=(0, 1.08), ylabel="right value nearest")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=15)
 
@@ -896,9 +917,9 @@ draw_hits(ax, hits)
 plotting.save(
     fig,
     "02_hits",
-    "Two bars for each of five rules, and for a delta rule with a smaller step: how often the "
-    "right value has the smallest angle to the answer. When written it's 1.00 in all six. "
-    "36 tokens later linear attention is near 1, Longhorn "
+    "Two bars for each of five rules and, set apart, for a delta rule with a smaller step: how "
+    "often the right value has the smallest angle to the answer. When written it's 1.00 in all "
+    "six. 36 tokens later linear attention is near 1, Longhorn "
     "near 0.85, DeltaNet and Gated DeltaNet are below 0.4. For keys with a new value Longhorn "
     "leads the five, and Gated DeltaNet is last. DeltaNet with a step of a quarter is above 0.9 in "
     "both.",

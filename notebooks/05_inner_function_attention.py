@@ -253,7 +253,8 @@ plotting.save(
 plotting.show_drawing(
     "05_values",
     "Three rows of six tokens and the value of token s. A linear value is made from token s alone, "
-    "SSD(x) from tokens 0 to s, and the third from token s and two rows of a table.",
+    "SSD(x) from tokens 0 to s, and the third from token s and two rows of a table. The arrow to "
+    "each value starts at token s, and the third goes through the table.",
 )
 
 # %% tags=["setup"]
@@ -288,9 +289,9 @@ ORDERS = {
 # %% slide_title="Attention looks up what a recurrence said at some moment" tags=["figure"]
 plotting.show_drawing(
     "05_lookup",
-    "Six tokens above six states, each a grid. An orange arrow leads from token s into the state "
+    "Six tokens above six states, each a grid. An arrow leads from token s into the state "
     "below it, and green arrows from state to state, which fade. Below the state of a later token "
-    "m is the value that m reads from it, SSD(x) at m. From there a red arrow, the attention "
+    "m is the value that m reads from it, SSD(x) at m. From there an orange arrow, the attention "
     "weight of t and m, leads to the output of token t.",
 )
 
@@ -497,7 +498,7 @@ def draw_book(ax):
         plotting.box(ax, x, -3.2, f"{number}", color=plotting.COLORS[0], fontsize=22)
         end = numbers[0].tolist().index(number) + (x - round(x)) / 2
         plotting.arrow(ax, (x, -2.85), (end, -2.3), color=plotting.COLORS[2])
-    ax.text(-0.7, -3.2, "asked after", ha="right", va="center", fontsize=20)
+    ax.text(-0.7, -3.2, "question:\nbalance\nafter entry", ha="right", va="center", fontsize=20)
     for y, words in ((-0.5, "the model\nreads this"), (-2, "but not this"), (-3.2, "and this")):
         ax.text(7.7, y, words, va="center", fontsize=18)
     ax.set(xlim=(-2, 9.6), ylim=(-3.7, 0.5)), ax.axis("off")
@@ -664,7 +665,7 @@ def draw_head_start(ax):
             ax.plot(dots, seeds, "o", ms=9, color="white", mec=plotting.INK, mew=1.5)
     ax.set_xticks([1, 4.5], ["alone", "behind one more S"], fontsize=20)
     ax.set_yticks([0, 200, 400, 600], ["0", "200", "400", "never"])
-    ax.set(ylim=(0, 640), ylabel="updates until 0.95")
+    ax.set(ylim=(0, 640), ylabel="updates until 0.95 explained\n(bar: median of five seeds)")
     ax.tick_params(axis="x", length=0)
 
 
@@ -962,6 +963,8 @@ def draw_shares(ax, name, share):
     wishes = "token 4: “do not read me”", "token 8: “forget what came before me”"
     ax.plot([4, 5, 5, 4, 4], [4, 4, 16, 16, 4], color=red, lw=4, zorder=3, label=wishes[0])
     ax.plot([0, 8, 8, 0, 0], [8, 8, 16, 16, 8], color=green, lw=4, label=wishes[1])
+    for shade, label in (("#08306b", "kept"), ("#f7fbff", "gone")):  # the ends of Blues
+        ax.fill([], [], fc=shade, ec=plotting.INK, label=label)
     granted = {"gate": "grants\nneither", "content": "token 4's", "forgetting": "token 8's"}
     color = {"content": red, "forgetting": green}.get(name, plotting.INK)
     ax.text(16, 3.4, granted.get(name, "both"), color=color, fontsize=19, ha="right")
@@ -971,8 +974,9 @@ def draw_shares(ax, name, share):
 fig, axes = plotting.figure(1, 4, size=(14, 4.6))
 for ax, (name, share) in zip(axes, shares.items(), strict=True):
     draw_shares(ax, name.partition(":")[0], share)
-wishes = dict(loc="outside upper center", ncols=2, fontsize=19, labelcolor="linecolor")
-fig.legend(*axes[0].get_legend_handles_labels(), **wishes)
+inks = [*plotting.COLORS[1:3], plotting.INK, plotting.INK]
+key = dict(loc="outside upper center", ncols=4, fontsize=17, labelcolor=inks)
+fig.legend(*axes[0].get_legend_handles_labels(), **key)
 axes[0].set_ylabel("reader t")
 axes[3].text(16, 7.7, "token 8 itself\ncounts × 30", fontsize=15, ha="right")
 plotting.save(
@@ -1285,8 +1289,8 @@ plotting.save(
 # %% tags=["figure"]
 def draw_right(ax, right):
     """For each kind of mask, the mean of five seeds as a bar, and the seeds as dots."""
-    names = {"none": "no mask", "printed": "in the paper", "gate": "soft gates"}
-    names |= {"rounded": "rounded", "places": "no mask,\nplaces embedded"}
+    names = {"none": "no mask", "printed": "printed mask", "gate": "soft gates"}
+    names |= {"rounded": "rounded gates", "places": "no mask,\nplaces embedded"}
     for place, kind in enumerate(names):
         mean = sum(right[kind]["right"]) / 5
         ink = "white" if mean > 0.9 else plotting.ON_COLOR

@@ -548,11 +548,11 @@ assert min(held["1/4"]) > 0.85 and max(held["4"]) < 0.2
 
 # %% slide_title="The split is free: the faster side takes most of it" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(11, 4.6))
-for place, times in enumerate(("1/4", "1", "4")):
+for place, (times, name) in enumerate((("1/4", "routed experts: "), ("1", ""), ("4", ""))):
     routed = sum(held[times]) / len(held[times])
     ax.barh([-place] * 2, (routed, 1 - routed), 0.6, (0, routed), color=plotting.COLORS[:3:2])
-ax.text(0.25, -1, "routed experts", ha="center", va="center", color="white", fontsize=20)
-ax.text(0.75, -1, "shared expert", ha="center", va="center", color=plotting.ON_COLOR, fontsize=20)
+    ax.text(routed / 2, -place, f"{name}{routed:.2f}", ha="center", va="center", c="white", size=20)
+ax.text(1.01, 0, "shared expert", va="center", color=plotting.COLORS[2], fontsize=20)
 ax.set(yticks=(0, -1, -2), yticklabels=("× 1/4", "× 1", "× 4"), ylabel="shared expert's rate")
 ax.set(xlabel="share of the common map")
 plotting.save(

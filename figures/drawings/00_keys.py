@@ -5,22 +5,22 @@ import torch
 from cheems_ref import plotting
 from cheems_ref.plotting import arrow, box
 
-BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
+BLUE, RED = plotting.COLORS[:2]
 LEFT, TOP, SIDE = 7.6, 3.75, 0.46  # the square's upper left corner, and the side of a cell
 R, K = 8, 8  # rows and columns that are drawn, and experts to find
 
 
 def draw_halves(ax, first, second):
     """The two halves of the query, and a sorted list of half scores along two edges."""
-    for name, y, end, color in (("$q_1$", 2.1, 6.15, RED), ("$q_2$", 4.6, 7.5, ORANGE)):
-        box(ax, 5.2, y, name, color=color, fontsize=22)
-        arrow(ax, (5.6, y), (end, y), color=color)
+    for name, y, end in (("$q_1$", 2.1, 6.15), ("$q_2$", 4.6, 7.5)):
+        box(ax, 5.2, y, name, color=RED, fontsize=22)
+        arrow(ax, (5.6, y), (end, y), color=RED)
     lowest = min(first.min(), second.min()) - 0.3
     rows, columns = (0.75 * (scores - lowest) for scores in (first, second))  # lengths of bars
     for i in range(R):
         x, y = LEFT + SIDE * (i + 0.5), TOP - SIDE * (i + 0.5)
         ax.barh(y, -rows[i].item(), SIDE * 0.7, LEFT - 0.1, color=RED)
-        ax.bar(x, columns[i].item(), SIDE * 0.7, TOP + 0.1, color=ORANGE)
+        ax.bar(x, columns[i].item(), SIDE * 0.7, TOP + 0.1, color=RED)
         for j in range(R):
             draw_cell(ax, i, j, "#eeeeee")
     for y, color, words in (

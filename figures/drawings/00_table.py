@@ -19,7 +19,7 @@ def numbers():
 
 
 def height(row):
-    return 4.1 - 0.57 * row
+    return 3.7 - 0.57 * row
 
 
 def strip(ax, x, y, values, color):
@@ -35,7 +35,10 @@ def draw_token(ax, y, token, table, rows, weights, name):
         arrow(ax, (0.15 + WIDE * CELL, y + CELL / 2), (TABLE - 0.05, there), color=RED)
         start, end = (TABLE + WIDE * CELL + 0.05, there), (FACTORS - 0.05, y + CELL / 2)
         arrow(ax, start, end, color=ORANGE)
-        ax.text(start[0], there + 0.1, f"{weight:.2f}", fontsize=17, color=ORANGE)
+        side = 1 if end[1] < there else -1  # above an arrow that falls, below one that rises
+        ax.text(
+            start[0], there + 0.2 * side, f"{weight:.2f}", va="center", fontsize=17, color=ORANGE
+        )
     factors = weights @ table[rows]
     strip(ax, FACTORS, y, factors, ORANGE)
     ax.text(FACTORS, y + CELL + 0.15, "its factors", fontsize=20, color=ORANGE)
@@ -46,11 +49,11 @@ def draw_token(ax, y, token, table, rows, weights, name):
 
 
 def draw():
-    fig, ax = plotting.canvas(12.9, 4.9)
+    fig, ax = plotting.canvas(12.9, 4.5)
     tokens, table, rows, weights = numbers()
     for row in range(ROWS):
         strip(ax, TABLE, height(row), table[row], ORANGE)
     ax.text(TABLE, height(0) + CELL + 0.12, "the table: $U_j$", fontsize=20, color=ORANGE)
-    draw_token(ax, 3.1, tokens[0], table, rows[0], weights[0], "a token")
-    another = 0.9, tokens[1], table, rows[1], weights[1], "another"
+    draw_token(ax, 2.7, tokens[0], table, rows[0], weights[0], "a token")
+    another = 0.5, tokens[1], table, rows[1], weights[1], "another"
     return fig, plotting.in_stages(ax, lambda ax: draw_token(ax, *another))

@@ -41,7 +41,7 @@ def draw_write(ax, t, row):
 
 
 def draw():
-    fig, ax = plotting.canvas(11.2, 4.5)
+    fig, ax = plotting.canvas(11.6, 4.5)
     state_grid(ax, MATRIX, Y, [[0.0] * TOKENS] * TOKENS, cell=CELL, largest=1)
     for t in range(TOKENS):
         place = MATRIX + (t + 0.5) * CELL, Y + (TOKENS - 0.5 - t) * CELL
@@ -56,7 +56,7 @@ def draw():
     for x, wide, words in (
         (MATRIX, 4, "$I + T$:\nkeys with earlier keys"),
         (WRITES, 2, "$U$:\nthe writes"),
-        (RIGHT, 2, "missing from\nthe old state"),
+        (RIGHT, 2, "known:\n" + r"$\mathrm{diag}(\beta)\,(V - K S_{-1}^\top)$"),
     ):
         ax.text(x + wide * CELL / 2, top, words, ha="center", fontsize=19)
     rows = solved()

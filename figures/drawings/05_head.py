@@ -67,7 +67,7 @@ def draw_cut(ax):
     words = "values: the path is cut, and any of these closes it"
     ax.text((LEFT + RIGHT) / 2, PATH + 0.58, words, ha="center", fontsize=16, color=GREEN)
     draw_value(ax, 5.4, "SSD$(x)_s$", "all tokens\nup to s")
-    draw_value(ax, 7.75, "$x_s$ × rows", "rows looked up\nfor this token")
+    draw_value(ax, 7.75, r"$x_s \circ$ rows", "rows looked up\nfor this token")
 
 
 def draw():

@@ -68,10 +68,12 @@ def draw_weights(ax, best, weights):
 
 
 def draw_sum(ax, best, total):
-    """Step 4: the two rows, weighted, add up to one."""
-    ax.text(RIGHT, 3.15, "4 their sum", fontsize=19)
+    """Step 4: each weight multiplies its row, and the two add up to one."""
+    ax.text(RIGHT, 3.15, "4 their\nweighted sum", fontsize=19)
     for row in best:
-        start = (TABLE + WIDE * CELL + 0.08, height(row) + CELL / 2)
+        y = height(row) + CELL / 2
+        plotting.arrow(ax, (SCORES + 1.85, y), (TABLE - 0.08, y), color=RED)
+        start = (TABLE + WIDE * CELL + 0.08, y)
         plotting.arrow(ax, start, (RIGHT - 0.08, 2.9), color=ORANGE)
     strip(ax, RIGHT, 2.75, total, ORANGE)
 

@@ -42,7 +42,10 @@ def draw():
         draw_tokens(ax, y, read)
         if row == 2:
             draw_table(ax, y)
-        plotting.arrow(ax, (9.15 if row == 2 else 8.0, y), (9.7, y), color=GREEN)
+            plotting.arrow(ax, (9.15, y), (9.7, y), color=GREEN)
+        start, end = (LEFT + 4.4 * STEP, y + SIDE / 2), (8.3 if row == 2 else 9.7, y + 0.1)
+        bend = -0.4 if row == 2 else -0.17  # from token s, over the next
+        plotting.arrow(ax, start, end, color=GREEN, bend=bend)
         plotting.box(ax, 11.0, y, value, color=GREEN, fontsize=20)
         stages.append([artist for artist in ax.get_children() if artist not in before])
     return fig, stages[1:]

@@ -5,12 +5,13 @@ from matplotlib.patches import Rectangle
 from cheems_ref import plotting
 
 RANKS = [plotting.COLORS[i] for i in (0, 4, 2)]  # a number has the colour of the rank it is from
+SUM = "#5a5a5a"  # stays dark on the dark page, where INK turns light
 SIDE = 0.5
 
 
 def number(ax, x, y, value, senders):
     """One number: a square in the colour of its rank, or dark where it sums several ranks'."""
-    color = RANKS[senders[0]] if len(senders) == 1 else plotting.INK
+    color = RANKS[senders[0]] if len(senders) == 1 else SUM
     ax.add_patch(Rectangle((x, y), SIDE, SIDE, fc=color, ec="white", lw=2))
     ink = plotting.ON_COLOR if color in RANKS[1:] else "white"
     middle = dict(ha="center", va="center", fontsize=17, color=ink, weight="bold")

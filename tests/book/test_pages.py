@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from test_deck import in_one_row
 
 from book import claims
+from book.drawn_words import IN_THE_DARK, with_words
 from book.project import ROOT, anchor, cells_under_headings, chapter_number, chapters, headings
 from book.site import build_site as website
 from book.site import html_repairs as markup
@@ -258,6 +259,12 @@ def test_markup_is_mended():
     assert dark == '"#131416" #cfd0d0 #b4b7ba #d55e00'
     tints = markup.in_the_dark("#d9f0e8 #8cc4ea #cc79a7 #e69f00")
     assert tints == "#112820 #0b4369 #cc79a7 #e69f00"  # tints are dark, full colours stay
+    ground, word = (
+        f'<{tag} style="fill: #ffffff" transform="translate(1 2) scale(0.1 -0.1)"></g>'
+        for tag in ("path", "g")
+    )
+    dark = with_words(markup.in_the_dark(ground + word), IN_THE_DARK)
+    assert dark == ground.replace("ffffff", "131416") + word  # white words stand on blue, and stay
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
     assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
     for words in (f"so {formula} is", "<dl><dt>term</dt><dd>what it is</dd></dl>"):
