@@ -1192,15 +1192,16 @@ plotting.save(
 # %% [markdown] slide_title="64 channels spill on an A100; 32 compute the same product twice"
 # On an A100, the largest tile moves 51,692 bytes × 256 threads / 4,096 pairs, or about 800 numbers
 # of four bytes for every pair, and PyTorch thirteen. (Stores and loads both count, as if nothing
-# were cached. But spills go to memory that caches hold.) Why is its occupancy 0.5? At 32 registers
-# a thread, eight programs would fit. But each takes 33 of 164 KiB of *shared memory*, the fast
-# memory beside the registers, so four do. (Why the compiler takes just 32 registers, we don't
-# know.) In the first row nothing spills, but one program takes 256 × 200 of a multiprocessor's
-# 65,536 registers, and leaves no room for a second.
+# were cached, though caches hold spills.) Why is its occupancy 0.5? At 32 registers a thread, eight
+# programs would fit. But each takes 33 of 164 KiB of *shared memory*, the fast memory beside the
+# registers, so four do. (Why the compiler takes just 32, we don't know.) In the first row nothing
+# spills, but one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves no room
+# for a second.
 #
 # Our kernels take the first row. (With 32 numbers of $B$, an H100 holds half as many programs.) Why
 # not all 64 channels? On an A100 they spill 132 bytes, about 2 numbers a pair. With 32, two
-# programs compute the same $CB^\top$ at $p = 64$. Which is faster is untested.
+# programs compute the same $CB^\top$ at $p = 64$. Which is faster is untested: our kernels haven't
+# run on a GPU.
 
 
 # %% tags=["guard"]
@@ -1425,7 +1426,8 @@ assert 1.31 < off / max(others) < off / min(others) < 1.37
 attention = 1e3 * median(SECOND["updates"]["seconds"]["attention, one layer of LlaMa"])
 by_products = 1e3 * 7 * 2 * 4 * 4 * 24 * (512 * 513 // 2) / SERVER.flops  # two products, then five
 assert (round(attention), round(by_products)) == (30, 8)
-print(f"one layer's attention: {attention:.0f} ms; its products by the roof: {by_products:.0f} ms")
+print("milliseconds of one layer's attention, and of its products by the roof:")
+print(f"{attention:.0f} {by_products:.0f}")
 assert 0.5 < 8 * attention / took["LlaMa"] < 0.6
 for kind in ("evaluation", "training"):
     speed = torch.stack([1 / turns(kind, name).median(0).values for name in SYSTEMS])
@@ -1596,11 +1598,11 @@ plotting.save(
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
 # At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both (but see the
-# arrow). **With both fused, LlaMa takes 21.9 ms, and its matrix products alone 8.6.** (Mamba-2's
-# and Jamba's, too; Cheems's, 6.7.) The rest waits for bytes: norms, gates, conversions, look-ups.
+# arrow). **With both fused, LlaMa takes 21.9 ms, and its products alone 8.6.** (Mamba-2's and
+# Jamba's, too; Cheems's, 6.7.) The rest waits for bytes: norms, gates, conversions, look-ups.
 #
-# All of this is untested. In our race (10.1) was off by 1.32 to 1.36, more than LlaMa's lead over
-# Mamba-2 and Jamba here.
+# It's untested, and in our race (10.1) was off by 1.32 to 1.36 between LlaMa and the others, more
+# than LlaMa's lead over Mamba-2 and Jamba.
 
 
 # %% tags=["guard"]
