@@ -69,7 +69,10 @@ def draw_state(ax):
     says = f"tile {point % TILES}:\nchannels\n{TILE} to {CHANNELS - 1}"
     middle = low + size[1] / 2
     note = ax.text(start + wide + 0.15, middle, says, fontsize=17, color=ORANGE, va="center")
-    return [frame, mine, title, note]
+    box = LEFT + WIDE * (point + 1), TOP - HIGH * (head + 0.5)
+    before = {*ax.texts}
+    plotting.arrow(ax, box, (start, low + 0.7), color=ORANGE)
+    return [frame, mine, title, note, *({*ax.texts} - before)]
 
 
 def draw_rows(ax):

@@ -10,9 +10,9 @@ BLUE, _, GREEN, _, ORANGE, _ = plotting.COLORS
 ENDS = (0, 16, 32, 42)  # where the three chunks begin, and the last one's end
 UNIT, LEFT, TOP = 0.125, 0.2, 5.7  # inches of a token; the corner of M
 KERNELS = (
-    ("_write", ORANGE, "step 2: each chunk and 32 channels", "what a chunk adds to a state"),
-    ("_carry", GREEN, "step 3: each 512 numbers of a state", "the state before each chunk"),
-    ("_read", BLUE, "steps 1 and 4: each chunk and 32 channels", "the dark block, and $y$"),
+    ("_write", ORANGE, "step 2: a program per chunk and 32 channels", "what a chunk writes"),
+    ("_carry", GREEN, "step 3: a program per 512 numbers of a state", "a state before each chunk"),
+    ("_read", BLUE, "steps 1 and 4: one per chunk and 32 channels", "the dark block, and $y$"),
 )  # fmt: skip
 
 
