@@ -1618,7 +1618,7 @@ assert round(GPU.flops / GPU.bandwidth, -1) == 300
 assert f"{MACHINE.flops / MACHINE.bandwidth:.1f}" == "6.4"
 
 
-# %% tags=["guard"]
+# %% tags=["guard", "quoted"]
 print("Chapter 12 quotes, here and below, of generating, of the race, and of inner functions:")
 slopes = {}
 for name in SYSTEMS:
@@ -1638,7 +1638,7 @@ print("milliseconds per 1,000 tokens of context, measured and by (10.1):")
 for name, (slope, predicted) in slopes.items():
     print(f"{name:8} {slope:5.2f} {predicted:5.2f}")
 
-# %% tags=["guard"]
+# %% tags=["guard", "quoted"]
 for other, kind in product(("LlaMa", "OTCE"), ("training", "evaluation")):
     low, *_, high = sorted(crossings(kind, "Cheems", other))
     print(f"Cheems passes {other} in {kind} at {low:,.0f} to {high:,.0f} tokens, in five turns")
@@ -1655,7 +1655,7 @@ for length, seconds in MEASURED["inner"].items():
     print(f"SSD       at {int(length):5,} tokens: {low:.2f} to {high:.2f} times as long")
     assert low > 1.04
 
-# %% tags=["guard"]
+# %% tags=["guard", "quoted"]
 for kind in ("training", "evaluation"):
     mean = {other: [fmean(as_fast("Cheems", other, kind, length)) for length in LENGTHS]
             for other in ("Jamba", "Mamba-2")}  # fmt: skip
@@ -1810,21 +1810,6 @@ for moved, verb, name in once:
 programs = math.prod(GRIDS["read"])
 print(f"alone, the skip moves {alone_it_moves:,} numbers; as a line of _read, {programs} of D")
 
-# %% [markdown]
-# **4 · hard.** *SSD's gradient, by SSD.* Compute SSD's gradient by running SSD. The gradients of
-# $C$ and of $V = \Delta x$ are runs of SSD again. For one head, `scan(v, w, a, k, r)` returns
-# $\sum_{s \le t} e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\, w_s v_s$ for every token $t$: $y$ is
-# `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient of a loss with respect to $y$. Which
-# run of `scan` returns $dC$, the gradient with respect to $C$? And which returns $dV$?
-#
-# <details><summary>Hint</summary>
-#
-# Write $dC_t$ as a sum over $s$. What is a number there, and what is a vector? For $dV_s$, the sum
-# is over $t \ge s$: go backwards. Which decay does the way from $t + 1$ to $t$ have?
-#
-# </details>
-
-
 # %% tags=["setup"]
 RUNS = []
 
@@ -1842,6 +1827,21 @@ def scan(v, w, a, k, r):
 def twice(v, w, a, k, r):
     """A scan that returns twice what it should: so must your answer."""
     return 2 * scan(v, w, a, k, r)
+
+
+# %% [markdown]
+# **4 · hard.** *SSD's gradient, by SSD.* Compute SSD's gradient by running SSD. The gradients of
+# $C$ and of $V = \Delta x$ are runs of SSD again. For one head, `scan(v, w, a, k, r)` returns
+# $\sum_{s \le t} e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\, w_s v_s$ for every token $t$: $y$ is
+# `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient of a loss with respect to $y$. Which
+# run of `scan` returns $dC$, the gradient with respect to $C$? And which returns $dV$?
+#
+# <details><summary>Hint</summary>
+#
+# Write $dC_t$ as a sum over $s$. What is a number there, and what is a vector? For $dV_s$, the sum
+# is over $t \ge s$: go backwards. Which decay does the way from $t + 1$ to $t$ have?
+#
+# </details>
 
 
 # %% tags=["exercise"]
