@@ -796,8 +796,8 @@ print(triton("_tile", "addresses =", "return"))
 # Why a mask? A tile's sides are powers of two, and at least 16 for `tl.dot`. Where the mask is
 # false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone.
 #
-# Of the last chunk, 10 tokens of 16 exist, and of the second 16 numbers of $B$ the first 8. So the
-# mask keeps 10 × 8 of 16 × 16 places.
+# Of our 42 tokens the last 16 have 10, of $B$'s 24 numbers the second 16 have 8: the mask keeps 10
+# × 8 of 16 × 16 places.
 
 # %% slide_title="A tile is a grid of addresses and a mask" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -1020,9 +1020,9 @@ check("the state after the last chunk", stored("final"), final[0].mT)
 check_triton()
 
 # %% [markdown] slide_title="In the kernels' traffic, no column is for pairs"
-# **What do they move?** Every number that moves is in a `tl.load` or a `tl.store`, so the twins
-# count them. Here is one head of our text. `over` has the chunks' decays. Which column would hold
-# the pairs?
+# **What do they move?** Every number that moves is in a `tl.load` or a `tl.store`, so a kernel's
+# twin in Python counts them. Here is one head of our 42 tokens, with $n = 24$ and $p = 40$. `over`
+# has the chunks' decays. Which column would hold the pairs?
 
 # %% tags=["setup"]
 NAMES = dict(x="x", dt="Δ", decay="decay", B="B", C="C", states="states", over="over", y="y")
@@ -1452,8 +1452,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# WM's Figure 6 puts Cheems ahead of Jamba and slightly below Mamba-2. Ours has 0.83 to 1.10 of
-# Jamba's speed, by length and search for experts, and two thirds of Mamba-2's at 16,384 tokens.
+# WM's Figure 6 puts Cheems ahead of Jamba, slightly below Mamba-2. Here it's behind Jamba at each
+# length (0.92 to 1.10 of its speed with faster search), and has two thirds of Mamba-2's at 16,384.
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # On a GPU it depends on what is *fused*, so that no pair goes through memory. Let (10.1) race four
@@ -1578,7 +1578,7 @@ def draw_once(ax, place, before, after):
     return [artist for artist in ax.get_children() if artist not in before_it]
 
 
-# %% slide_title="On a GPU, what is fused decides, and then the length" tags=["figure"]
+# %% slide_title="On a GPU, we predict, what is fused decides, then the length" tags=["figure"]
 fig, ax = plotting.figure(size=(12.8, 6))
 titles = "first server,\n4,096 tokens", "GPU, 4,096,\nnone fused", "4,096,\nattention fused"
 titles += "4,096, SSD\nfused, too", "65,536,\nboth fused"
