@@ -1453,7 +1453,7 @@ plotting.save(
 
 # %% [markdown]
 # WM's Figure 6 puts Cheems ahead of Jamba, slightly below Mamba-2. Here it's behind Jamba at each
-# length (0.92 to 1.10 of its speed with faster search), and has two thirds of Mamba-2's at 16,384.
+# length (0.92 to 1.10 of its speed with faster search), two thirds of Mamba-2's at 16,384.
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # On a GPU it depends on what is *fused*, so that no pair goes through memory. Let (10.1) race four
