@@ -796,7 +796,7 @@ print(triton("_tile", "addresses =", "return"))
 # Why a mask? A tile's sides are powers of two, and at least 16 for `tl.dot`. Where the mask is
 # false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone.
 #
-# Of our 42 tokens the last 16 have 10, of $B$'s 24 numbers the second 16 have 8: the mask keeps 10
+# The third chunk has 10 of our 42 tokens, the second tile 8 of $B$'s 24 numbers: the mask keeps 10
 # × 8 of 16 × 16 places.
 
 # %% slide_title="A tile is a grid of addresses and a mask" tags=["figure", "slide"]
@@ -1047,8 +1047,8 @@ for kernel in (write, carry, read):
     print(table_row(kernel))
 
 # %% [markdown] slide_title="No square of the chunk size is left" slide_figure="10_fused:0"
-# None. A kernel moves $x$ and $y$ once, 42 · 40 numbers. But each of the two tiles loads $\Delta$,
-# decay, $B$ and $C$ for itself: 2 · 42 · 24 of $B$.
+# None. No kernel moves $x$ or $y$ more than once, 42 · 40 numbers. But each of the two tiles loads
+# $\Delta$, decay, $B$ and $C$ for itself: 2 · 42 · 24 of $B$.
 #
 # One head has $l$ tokens in $c$ chunks, $T = \lceil p/32 \rceil$ tiles of channels and $S = \lceil
 # np/512 \rceil$ slices of its $n \times p$ state. The kernels move, in this order, $x$ and $y$,
