@@ -14,7 +14,7 @@ LINES = (  # how a line begins, and what it makes
     ("between = ", "square", "log decay from $s$ to $t$"),
     ("L = ", "triangle", "$L$"),
     ("scores = (scores", "triangle", "$L \\circ CB^\\top$, times $\\Delta$"),
-    ("out = ", "tile", "a tile of $y$"),
+    ("out = ", "tile", "a tile of $y$: before,\nfrom states, and pairs"),
     ("tl.store(y", "stored", "$y$ goes to"),
 )
 STEP, TOP, PICTURES = 0.82, 4.85, 9.1
