@@ -965,9 +965,13 @@ def draw_shares(ax, name, share):
     ax.plot([0, 8, 8, 0, 0], [8, 8, 16, 16, 8], color=green, lw=4, label=wishes[1])
     for shade, label in (("#08306b", "kept"), ("#f7fbff", "gone")):  # the ends of Blues
         ax.fill([], [], fc=shade, ec=plotting.INK, label=label)
-    granted = {"gate": "grants\nneither", "content": "token 4's", "forgetting": "token 8's"}
+    granted = {
+        "gate": "grants\nneither",
+        "content": "grants\ntoken 4's",
+        "forgetting": "grants\ntoken 8's",
+    }
     color = {"content": red, "forgetting": green}.get(name, plotting.INK)
-    ax.text(16, 3.4, granted.get(name, "both"), color=color, fontsize=19, ha="right")
+    ax.text(16, 3.4, granted.get(name, "grants\nboth"), color=color, fontsize=19, ha="right")
 
 
 # %% slide_title="Only SSD grants both wishes, each token with its own step size" tags=["figure"]

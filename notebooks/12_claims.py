@@ -214,6 +214,7 @@ def draw_kinds(ax, by_kind):
         ax.plot(2 * [settled[kind]], [y - 0.47, y + 0.47], color=plotting.INK, lw=5)
         ax.text(-0.02, y, f"{total} {kind}s", ha="right", va="center", fontsize=18)
         ax.text(1.02, y, f"{settled[kind]:.0%}", va="center", fontsize=18)
+    ax.text(1.02, 5.62, "settled", va="center", fontsize=15)
     ax.plot([0.15, 0.15], [7.6, 8.0], color=plotting.INK, lw=5)
     ax.text(-0.27, 7.8, "settled, up to the line", va="center", fontsize=17)
     ax.text(0.36, 7.8, "the rest", va="center", fontsize=17)

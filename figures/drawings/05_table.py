@@ -45,7 +45,7 @@ def draw_start(ax, token, query, keys, table):
 
 def draw_scores(ax, scores):
     """Step 1: the inner products of the query with the keys."""
-    ax.text(SCORES - 0.1, 4.2, "1 scores", fontsize=19)
+    ax.text(SCORES - 0.1, 4.2, "① scores", fontsize=19)
     plotting.arrow(ax, (1.3, 1.7), (KEYS - 0.15, 2.2), color=RED)
     for row, score in enumerate(scores.tolist()):
         ax.text(SCORES, height(row) + CELL / 2, f"{score:.1f}", va="center", fontsize=19)
@@ -53,7 +53,7 @@ def draw_scores(ax, scores):
 
 def draw_best(ax, best):
     """Step 2: frames around the two largest scores."""
-    ax.text(SCORES - 0.1, 0.0, "2 the best two", fontsize=19)
+    ax.text(SCORES - 0.1, 0.0, "② the best two", fontsize=19)
     for row in best:
         place = (SCORES - 0.1, height(row) - 0.12)
         ax.add_patch(Rectangle(place, 0.68, 0.5, fill=False, ec=RED, lw=3))
@@ -61,7 +61,7 @@ def draw_best(ax, best):
 
 def draw_weights(ax, best, weights):
     """Step 3: the softmax of the two scores."""
-    ax.text(SCORES + 1.15, 4.2, "3 weights", fontsize=19)
+    ax.text(SCORES + 1.15, 4.2, "③ weights", fontsize=19)
     for row, weight in zip(best, weights.tolist(), strict=True):
         words = dict(va="center", fontsize=19, weight="bold", color=RED)
         ax.text(SCORES + 1.15, height(row) + CELL / 2, f"{weight:.2f}", **words)
@@ -69,7 +69,7 @@ def draw_weights(ax, best, weights):
 
 def draw_sum(ax, best, total):
     """Step 4: each weight multiplies its row, and the two add up to one."""
-    ax.text(RIGHT, 3.15, "4 their\nweighted sum", fontsize=19)
+    ax.text(RIGHT, 3.15, "④ their\nweighted sum", fontsize=19)
     for row in best:
         y = height(row) + CELL / 2
         plotting.arrow(ax, (SCORES + 1.85, y), (TABLE - 0.08, y), color=RED)
@@ -80,7 +80,7 @@ def draw_sum(ax, best, total):
 
 def draw_value(ax, value):
     """Step 5: times the token, component by component."""
-    ax.text(RIGHT, 0.65, "5 the value $v_s$:\ntimes the token", fontsize=19, va="top")
+    ax.text(RIGHT, 0.65, "⑤ the value $v_s$:\ntimes the token", fontsize=19, va="top")
     plotting.arrow(ax, (RIGHT + 1.08, 2.7), (RIGHT + 1.08, 1.4), color=GREEN)
     ax.text(RIGHT + 1.2, 2.05, r"$\circ\;x_s$", va="center", fontsize=21)
     strip(ax, RIGHT, 1.07, value, GREEN)
