@@ -282,6 +282,7 @@ def fitted(pattern, target=MILLION, **fields):
 for fields in INNER.values():
     config = fitted(**fields)
     assert config.d_ff in (734, 739, 701) and abs(parameters(config) / MILLION - 1) < 0.001
+assert fitted(**INNER["linear"]).d_ff < fitted(**INNER["retrieved"]).d_ff  # the two of the opening
 
 
 # %% tags=["guard"]
@@ -795,6 +796,9 @@ assert {*losses_of("09_longer")["S + A, rope"]} == {0, 1, 2} and {*position["A"]
 by_itself = verdicts(position, averages).values()  # by (9.1) alone
 assert [round(one.p_value, 4) for one in by_itself] == [0.0249, 0.0379]
 assert all(one.called for one in by_itself)
+decay = averages["decay minus rope on average"].items()
+three = (sum(weight * position[row][seed] for row, weight in decay) for seed in (1, 2, 3))
+assert [f"{average:.3f}" for average in sorted(three)] == ["0.018", "0.033", "0.038"]
 eight = [gap for gaps in by_module.values() for gap in gaps]
 assert [mean > half for mean, half in eight] == 4 * [True] + 4 * [False]
 assert all(mean > 0 for mean, _ in eight)

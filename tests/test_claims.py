@@ -24,6 +24,23 @@ def test_the_map_has_no_fault_and_the_counts_of_readme_and_chapter_12_are_its_ow
         assert [verdict, *map(str, [*counts, sum(counts)])] in rows, verdict
 
 
+def test_output_is_folded_only_where_a_claim_quotes_it():
+    """Of a cell tagged `quoted`, which is a guard: nobody else is to miss what it prints."""
+    evidence = [one for claim in CLAIMS for one in claim["evidence"]]
+    for number, notebook in NOTEBOOKS.items():
+        lines = [
+            line
+            for one in evidence
+            if one["chapter"] == number
+            for line in one.get("lines", []) + one.get("checks", [])
+        ]
+        for cell in notebook["cells"]:
+            tags = cell["metadata"].get("tags", [])
+            if "quoted" in tags:
+                printed = "".join(text for out in cell["outputs"] for text in out["text"])
+                assert "guard" in tags and any(line in printed for line in lines), printed
+
+
 def test_tables_of_the_papers_have_a_number_for_every_column():
     tables = tomllib.loads((ROOT / "book" / "tables.toml").read_text(encoding="utf-8"))
     for name, table in tables.items():

@@ -127,7 +127,7 @@ def test_one_compiled_function_takes_texts_of_several_lengths(changes):
     compiled = torch.compile(
         lambda tokens: net(tokens, use_cache=False)[0], fullgraph=True, backend="eager"
     )
-    for length in (7, 20):
+    for length in (7, 12, 20):
         tokens = ids(2, length)
         check(f"compiled, {length} tokens", compiled(tokens), net(tokens)[0])
 
