@@ -216,7 +216,7 @@ def draw_shares(ax, core):
         how = dict(color="white", weight="bold", va="center", fontsize=24)
         ax.text(0.01, y, f"{products:.0%}", **how)
     ax.set(xlim=(0, 1), ylim=(2.4, -0.95), xticks=[])
-    ax.set_yticks(range(3), ["operations", "bytes moved", "time"], fontsize=22)
+    ax.set_yticks(range(3), ["operations of\nproducts", "bytes moved", "time"], fontsize=22)
     ax.tick_params(length=0), ax.spines[["left", "bottom"]].set_visible(False)
 
 
@@ -284,7 +284,9 @@ def draw_speeds_of_calls(ax):
         ax.barh(place, speed, 0.72, color=color)
         ax.text(1.5 * speed, place, said, va="center", fontsize=21)
     ax.set(xscale="log", xlim=(1e5, 2e16), ylim=(3.5, -0.5))
-    ax.set_yticks(range(4), [*CALLS], family="monospace", fontsize=22)
+    sizes = "one number", "1,024", "1,024 × 1,024", "1,024 × 1,024"
+    names = [f"{call}\n{size}" for call, size in zip(CALLS, sizes, strict=True)]
+    ax.set_yticks(range(4), names, fontsize=19)
     ax.set_xticks((1e6, 1e9, 1e12), ("a million", "a billion", "a trillion"), fontsize=18)
     ax.set_xlabel("operations per second", fontsize=19), ax.minorticks_off()
 
