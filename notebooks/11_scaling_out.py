@@ -87,7 +87,8 @@ plotting.show_drawing(
 #
 # A *rank* is a process's number, from 0 to $N - 1$, and rank $i$ gets slice $i$. $l$ is the length
 # of a slice, and the state is called $S$, since $h$ counts the heads. (An upright S or A is a
-# layer, as in a pattern.) All other letters are as in chapter 03.
+# layer, as in a pattern.) The others are chapter 03's: $A$ is a head's rate, $\Delta$ a step, $B$
+# writes and $C$ reads.
 
 # %% [markdown] slide_title="Why stop at chunks? Slices of any length work the same way"
 # ## 1 · A slice is a pair
@@ -246,7 +247,8 @@ def states_between(pairs, state):
 # chapter 03), so the incoming state reaches token $t$ faded by all decays of the slice up to and
 # including its own.
 #
-# A slice can run alone, from an empty state, and add this read afterwards:
+# A slice can run alone, from an empty state, and add this read afterwards, because the faded state
+# from before adds to what the slice wrote, and a read is linear:
 #
 # $$y_t = y_t^{\text{alone}} +
 #   \underbrace{e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}}_{\text{up to and including } t}\;
@@ -410,8 +412,8 @@ plotting.save(
 # rescale the sums of both to the larger score, then add (chapter 10). In *ring attention* (Liu et
 # al.) the keys and values go from rank to rank, and each rank joins one more triple for each of its
 # queries. **A pair doesn't know the query, so it can be computed once and sent. A triple does, so
-# the keys have to travel.** (You could send the queries round and bring triples back, but there are
-# as many queries as keys, if no heads share keys.)
+# the keys have to travel.** (You could send the queries round, but there are at least as many
+# queries as keys, and their triples would have to come back.)
 
 # %% slide_title="In a ring, keys and values visit every rank in turn" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -613,12 +615,10 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Rank 0 finishes without the collective, and ranks 1 to 3 wait in it. Rank 0's gradient is wrong,
-# too: it lacks what later ranks did with its pair.
-#
 # **Trap one: a rank that skips the collective.** On rank 0, `pairs[:rank]` is empty. The output
-# doesn't depend on what was gathered, so autograd leaves the collective out. With gloo's default
-# timeout the others would wait for half an hour.
+# doesn't depend on what was gathered, so autograd leaves the collective out. The others wait, with
+# gloo's default timeout for half an hour (unless rank 0 dies or calls another collective). And rank
+# 0's gradient is wrong: it lacks what later ranks did with its pair.
 #
 # The cure is `tie`, a zero (for finite pairs) that makes $y$ depend on all pairs, on every rank.
 # And a rank that has no loss still has to call backward, on `(0 * y).sum()`. With the tie, every
@@ -672,7 +672,8 @@ plotting.save(
 # ## 6 · A whole model
 #
 # Feed-forward and expert layers, norms, the embedding and the head look at one token at a time, so
-# they don't notice the cut. Four things in the S, A and I layers of chapter 07 do.
+# they don't notice the cut. (The balancing loss (6.3) would: it multiplies averages over all
+# tokens.) Four things in the S, A and I layers of chapter 07 do.
 #
 # **The state** of an S layer, or of the SSD in an I layer: done.
 #
@@ -682,8 +683,6 @@ plotting.save(
 # **Positions** count from the start of the text: how long are all earlier slices?
 #
 # **Attention**, in A and I layers, has no pair, so the ranks gather keys and values.
-#
-# So a pair, a halo, a number, and keys with their values cross the border.
 
 # %% slide_title="Pair, halo, position and keys cross the border" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -866,10 +865,10 @@ patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %% [markdown] slide_title="From 64 to 512 tokens per rank on, a ring sends more than SSD"
-# Only attention's numbers grow, and all four rows match the prediction to the byte: a number of
-# float64 has eight, so a pair has $8 \cdot 2 \cdot 4 \cdot (8 \cdot 16 + 1) = 8{,}256$. But what
-# does a rank *send* over the wire? A rank's contribution to an `all_gather` must reach each of the
-# other $N - 1$, and in ring attention, keys and values take $N - 1$ steps around the ring. So in a
+# Only attention's numbers grow. A number of float64 has eight bytes, so a pair has $8 \cdot 2 \cdot
+# 4 \cdot (8 \cdot 16 + 1) = 8{,}256$. (This S layer rotates, so it has no halo.) But what does a
+# rank *send* over the wire? A rank's contribution to an `all_gather` must reach each of the other
+# $N - 1$, and in ring attention, keys and values take $N - 1$ steps around the ring. So in a
 # forward pass, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
@@ -928,7 +927,9 @@ def draw_bytes(ax, lengths, ssd, equal):
         ax.plot(lengths, [ssd * l / at for l in lengths], color=color, linestyle=dash, label=name)
         drop = dict(arrowstyle="-", color=plotting.QUIET)
         ax.annotate(f"{at:.0f}", (at, ssd), (at, 1.6e5), ha="center", fontsize=15, arrowprops=drop)
-    ax.axhline(ssd, color=plotting.COLORS[2], linewidth=4, label="SSD, float32: a pair per slice")
+    ax.axhline(
+        ssd, color=plotting.COLORS[2], linewidth=4, label="SSD, float32: 7 pairs, of 8 ranks"
+    )
     ax.set(xscale="log", yscale="log", xlim=(16, 131_072), ylim=(1e5, 3e10))
     ax.legend(loc="upper left", fontsize=15)
     ax.tick_params(labelsize=16)
@@ -959,9 +960,11 @@ plotting.save(
 # 24 mixers are I layers, and their keys and values still have to travel.
 
 # %% [markdown]
-# More bytes needn't mean more time, because a rank can compute while it sends. Take 16,384 tokens
-# per rank, a link of 50 GB/s and $5 \cdot 10^{14}$ operations per second. Does a step of the
-# ring take longer to send its keys and values, or to use them?
+# More bytes needn't mean more time, because a rank can compute while it sends. In a step of the
+# ring it sends $2\,l\,g\,p$ numbers of $s$ bytes, and computes $4\,l^2\,h\,p$ operations. So
+# computing takes longer from $l = \frac{s}{2} \cdot \frac{g}{h} \cdot
+# \frac{\text{rate}}{\text{link}}$ on. With a link of 50 GB/s and $5 \cdot 10^{14}$ operations per
+# second, that's 2,500 tokens. Here are 16,384:
 
 # %% tags=["aside"]
 l, link, rate = 16_384, 50e9, 5e14
@@ -969,7 +972,7 @@ sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, in 2 bytes
 computing = 4 * l**2 * 32 * 64 / rate  # two products, 32 heads
 print("milliseconds of a step of the ring, to send and to compute:", end=" ")
 print(f"{1e3 * sending:.2f}, {1e3 * computing:.1f}")
-assert sending < computing / 6
+assert sending < computing / 6 and 2 / 2 * 8 / 32 * rate / link == 2500
 
 # %% slide_title="A ring can hide its sending behind its products" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(10, 3.4))
@@ -987,8 +990,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The sending hides behind the products. On this assumed machine the ring is slow because attention
-# computes a square, not because its keys travel.
+# The sending hides behind the products. On this assumed machine, keys that travel cost time only up
+# to 2,500 tokens per rank. Beyond that a ring is slow because attention computes a square.
 
 # %% [markdown] slide_title="Fewer bytes don't yet mean less time"
 # ## 8 · And the time?
@@ -1088,12 +1091,12 @@ plotting.save(
 
 # %% [markdown]
 # For the S layer, two processes lose at 512 tokens (0.89 by the wall clock) and win at 4,096
-# (1.65). At 512 the busier one does compute less than a single process (1.18), but waiting and
-# exchanging cost more. For the A layer we see no gain: at every length, the quartiles of the
-# wall-clock speedup lie on both sides of 1.
+# (1.65). At 512 the busier one does compute less than a single process (1.18), but it also waits.
+# For the A layer we see no gain: at every length, the quartiles of the wall-clock speedup lie on
+# both sides of 1.
 #
-# That's the answer to the question above: halves of equal length aren't equal work for attention.
-# The second half of the tokens has three quarters of all query–key pairs. The usual cure is called
+# Halves of equal length aren't equal work for attention. In the picture, the second half has 100 of
+# 136 query–key pairs, so two ranks are at best 1.36 times as fast. The usual cure is called
 # *zig-zag*: cut the text into $2N$ slices and give rank $i$ the slices $i$ and $2N - 1 - i$, an
 # early one and a late one. `SequenceParallel` doesn't do this. And torch skips masked pairs only
 # where there are as many queries as keys. In a text of $T$ tokens the second half's $T/2$ queries
@@ -1108,8 +1111,12 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Now try it on your machine: `on_ranks(timed, pattern="S", length=1024, turns=3)`. How long must a
-# text be before two processes win?
+# Now try it on your machine. How long must a text be before two processes win?
+#
+# ```python
+# turns = on_ranks(timed, pattern="S", length=1024, turns=11)[0]  # rank 0's
+# speedups([wall for wall, _ in turns])  # quartiles
+# ```
 
 # %% [markdown] slide_title="For a state, one pair per slice is all that travels"
 # ## Summary
