@@ -62,7 +62,6 @@ NAMES = ("inner", "position", "shared", "gated", "systems", "orders", "routed", 
 inner, position, shared, gated, systems, orders, routed, experts = (
     losses_of(f"09_{name}") for name in NAMES
 )
-TOLD = [name for name in NAMES if name != "orders"]  # which only chapter 12 tells of
 
 
 # %% tags=["figure"]
@@ -124,8 +123,7 @@ plotting.save(
 #
 # **A warning.** Our language models have about a million parameters or fewer and stop after 100 to
 # 1,000 updates on windows of 512 bytes. So we measure which model starts fastest on short texts.
-# Nothing here can refute a claim about long texts or about models trained
-# to convergence.
+# Nothing here can refute a claim about long texts or about models trained to convergence.
 #
 # ## 1 · How much is chance?
 #
@@ -161,9 +159,9 @@ for n in (2, 3, 5, 8, 30):
 # buy? A seed can be unlucky for both models at once. Let a loss be its model's mean, plus what the
 # seed adds to both models, plus noise.
 #
-# Here are 300 simulated seeds, twice. Each dot is a seed: model A's loss to the right, model B's
-# upwards. On the left a seed adds nothing; on the right 80 % of a run's variance is the seed's. In
-# which picture does B − A scatter less?
+# Here are 300 simulated seeds, twice: model A's loss to the right, model B's upwards. On the left a
+# seed adds nothing; on the right 80 % of a run's variance is the seed's. In which of these clouds
+# does B − A scatter less?
 
 
 # %% tags=["setup"]
@@ -211,11 +209,11 @@ plotting.save(
 # %% [markdown] slide_title="In pairs the seed cancels, but fewer numbers are left"
 # On the right: what the seed adds runs along the diagonal, and the difference doesn't see it. What
 # is left runs across the diagonal (arrows): noise, with the standard deviation $\sigma$. If the
-# seed's share of a run's variance is $\rho$, noise has the other $1 - \rho$. So pairs shrink the
-# standard deviation of $x$ by $\sqrt{1 - \rho}$, here to 0.45 of it.
+# seed's share of a run's variance is $\rho$, noise has the other $1 - \rho$. So pairs multiply the
+# standard deviation of $x$ by $\sqrt{1 - \rho}$, here by 0.45.
 #
-# The price is numbers: each mean that we subtract uses up one. For three seeds, and with a run's
-# standard deviation as the unit:
+# The price: each mean that we subtract uses up a number, and pairs have fewer. For three seeds, and
+# with a run's standard deviation as the unit:
 #
 # | | degrees of freedom | Student's factor | standard deviation of $x$ |
 # |---|---|---|---|
@@ -223,8 +221,9 @@ plotting.save(
 # | in pairs | $3 - 1 = 2$ | 4.30 | $\sqrt 2 \cdot \sqrt{1 - \rho}$ |
 #
 # The width of an interval grows with the product of the last two columns. So pairing pays only if
-# $\sqrt{1 - \rho} < 2.78 / 4.30$: the seed's share has to be above a bar, $\rho = 0.58$. (With
-# five seeds the bar is lower.) Is it, in our tables? Section 3 estimates that, and we can't tell.
+# $\sqrt{1 - \rho} < 2.78 / 4.30$: the seed's share has to be above a bar, $\rho = 0.58$. (With five
+# seeds the bar is lower.) Section 3 estimates our tables' shares, and it will turn out that we
+# can't tell.
 #
 # From here on, the unit is the standard deviation of a pair's $x$, $\sigma\sqrt 2$. How large must
 # a true difference be for pairs to detect it in 80 % of tries?
@@ -283,11 +282,12 @@ INNER = {
 
 # %% [markdown]
 # **Parameters.** A part that costs parameters is paid for with `d_ff`, the width of MLPs and
-# experts. So two things change, the part and the width. **Compute** changes too, by up to a
-# third in sections 5 to 8, and a table should say so.
+# experts. So two things change, the part and the width. **Compute** changes too, by up to a third
+# in sections 5 to 8, and a table should say so.
 
 
 # %% tags=["guard", "experiment"]
+# Section 2: parameters.
 def parameters(config):
     """The number of all parameters of a model."""
     return sum(part.total for part in count_parameters(config).values())
@@ -304,6 +304,7 @@ for fields in INNER.values():
 
 
 # %% tags=["guard"]
+# Section 2: compute, as all sections with tables count it.
 def compute(rows):
     """For every row the operations of a pass over 512 tokens, as multiples of the first's."""
     counted = {}
@@ -488,8 +489,8 @@ plotting.show_drawing(
 # For a pair $\sum_i w_i^2$ is 2, so this is (9.1) with $s = \sigma\sqrt 2$ and more degrees of
 # freedom, which p-values now use as well. For an average of four pairs it's ½, and the interval is
 # half as wide. Pooling is a better bargain: the seed still cancels, and nine rows with three seeds
-# leave sixteen degrees of freedom. Now three seeds detect 1.7 standard
-# deviations of a paired difference. Pairs alone need 3.3, and two samples 2.5, if $\rho = 0.25$.
+# leave sixteen degrees of freedom. Now three seeds detect 1.7 standard deviations of a paired
+# difference. Pairs alone need 3.3, and two samples 2.5, if $\rho = 0.25$.
 
 
 # %% tags=["setup"]
@@ -601,7 +602,8 @@ def at_a_glance(name):
     return f"{size}, {how:11} share {common(losses):.2f}, bar {bar(seeds):.2f}"
 
 
-TABLES = dict(zip((*TOLD, "longer", "systems_longer"), "345576847", strict=True))
+SECTIONS = {"inner": 3, "position": 4, "longer": 4, "shared": 5, "gated": 5, "routed": 6}
+SECTIONS |= {"systems": 7, "systems_longer": 7, "experts": 8}
 
 # %% [markdown]
 # Here are this chapter's tables, with the seeds that count and those that chose rates (0 if taken
@@ -609,7 +611,7 @@ TABLES = dict(zip((*TOLD, "longer", "systems_longer"), "345576847", strict=True)
 # pairs pay?
 
 # %% tags=["aside"]
-for name, section in TABLES.items():
+for name, section in SECTIONS.items():
     print(f"section {section}, {name + ':':15} {at_a_glance(name)}")
 
 # %% [markdown]
@@ -625,9 +627,9 @@ for name, section in TABLES.items():
 # > more than 40% compared to the loss curve of Attention." — Ch, App. B.2, of Figure 6
 #
 # *Prediction:* little, because the layers around attention can do the inner function's job.
-# *Family:* two inner functions against linear values. *Runs:* six seeds, 300 updates (`python
-# -m experiments 09_inner`). A negative number is good for the inner function, and `judge` applies
-# our rule:
+# *Family:* two inner functions against linear values. *Runs:* six seeds, 300 updates (`python -m
+# experiments 09_inner`). A negative number is good for the inner function, and `judge` applies our
+# rule:
 
 # %% slide_title="Inner functions change the loss by 2 %, at most" slide_figure="09_two_clouds"
 family = minus("retrieved", "linear") | minus("SSD", "linear")
@@ -652,7 +654,7 @@ for (name, how), needed in zip(THREE_WAYS.items(), (1.7, 2.5, 3.3), strict=True)
 
 # %% tags=["guard"]
 # Which shares are above the bar, and Hartley's test for the two tables that our rule tells of.
-for name in TABLES:
+for name in SECTIONS:
     losses = losses_of(f"09_{name}")
     assert (common(losses) > bar(len(next(iter(losses.values()))))) == (name == "gated")
 found = {}
@@ -972,10 +974,10 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # three kinds stay ahead, by 0.04 to 0.06. But we had picked this family *and* our rule after
 # looking.
 #
-# So we asked again, on five new seeds. *Family:* the MLP and these three kinds,
-# against the DGLU. *Prediction:* the MLP is 0.05 to 0.15 behind, the three are 0.02 to 0.06 ahead,
-# and the MLP and at least two of the three are significant (`experiments/preregistered.py`). On
-# the way we made a mistake:
+# So we asked again, on five new seeds. *Family:* the MLP and these three kinds, against the DGLU.
+# *Prediction:* the MLP is 0.05 to 0.15 behind, the three are 0.02 to 0.06 ahead, and the MLP and at
+# least two of the three are significant (`experiments/preregistered.py`). On the way we made a
+# mistake:
 #
 # | when | what we knew | the MLP's rate | what we did |
 # |---|---|---|---|
@@ -985,6 +987,7 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # | 28 November, 01:40 | nothing new | 0.003 | ran the MLP again, and no other row |
 #
 # Would we have run the MLP again, had it been ahead? Nobody can know, and that's the mistake.
+#
 # Here is the result (`python -m experiments 09_gated`):
 
 # %% slide_title="On new seeds three kinds keep some gain" slide_figure="09_shared"
@@ -1034,11 +1037,11 @@ plotting.save(
 
 # %% [markdown]
 # On the new seeds all four differences are significant, and the prediction holds, by the rule that
-# we had committed. (By (9.1) alone only the MLP and MoE are.) If one row is much noisier than the
-# others, pooling is too sure of it, and Hartley's test rarely warns us. DGLUs beat the MLP
-# by 0.096 nats, with the MLP at its best rate. Three of the four kinds built from them gain another
-# 0.03 to 0.05, with 23 to 28 % less compute. Is the first gain larger than the second? Subtract
-# them (we picked this family afterwards):
+# we had committed. By (9.1) alone only the MLP and MoE are. If one row is much noisier than the
+# others, pooling is too sure of it, and Hartley's test rarely warns us. DGLUs beat the MLP by 0.096
+# nats, with the MLP at its best rate. Three of the four kinds built from them gain another 0.03 to
+# 0.05, with 23 to 28 % less compute. Is the first gain larger than the second? Subtract them (we
+# picked this family afterwards):
 
 # %% slide_title="The DGLU gains more on the MLP than experts gain on the DGLU"
 gains = {f"(MLP - DGLU) - (DGLU - {row})": {"MLP": 1, "DGLU": -2, row: 1} for row in THREE_KINDS}
@@ -1067,6 +1070,7 @@ assert [*called.values()] == [True, False, True]
 
 
 # %% tags=["guard"]
+# For the claims of chapter 12, here and in section 6.
 def print_table(name, rows):
     """For some rows of a record the rate, and the mean loss with a 95 % interval (9.1)."""
     best = read_record(name)["best"]
@@ -1141,8 +1145,8 @@ assert not any(repeated.values()) and not any(anew.values())
 #
 # **Prediction.** A rise: in a short training each expert learns only from the tokens that reach it.
 # **Family.** One number, the slope of such a line, fitted for each seed, and none of the 136 pairs.
-# **Runs.** 0.4 million parameters, DGLUs for MLPs, 100 updates, three seeds (`python -m experiments
-# 09_routed`).
+# **Runs.** 0.4 million parameters, DGLUs in place of MLPs (section 5's lesson), 100 updates, three
+# seeds (`python -m experiments 09_routed`).
 #
 # Which falls does the interval (9.1) exclude? And what is its *power*: how often would slopes that
 # vary as much as these reveal a fall?
@@ -1264,9 +1268,9 @@ assert (round(mean - half, 3), round(mean + half, 3)) == (-0.027, 0.071)
 # Swap everything at once, and you can't blame any part. In our first three seeds Jamba was ahead of
 # Cheems (WM's, made of S, E and I). Jamba has a convolution where Cheems rotates. Is that why?
 #
-# **Runs.** Seven systems of sixteen layers, 200 updates (`python -m experiments 09_systems`).
-# LlaMa takes 28 % more compute than Jamba, and Cheems 6 %. Seeds 4 and 5 are new, and so are Jamba
-# with rotation and Cheems with a convolution.
+# **Runs.** Seven systems of sixteen layers, 200 updates (`python -m experiments 09_systems`). LlaMa
+# takes 28 % more compute than Jamba, and Cheems 6 %. Seeds 4 and 5 are new, and so are Jamba with
+# rotation and Cheems with a convolution.
 #
 # **Prediction**, committed before the new runs: position is most of it. With the same source, Jamba
 # and Cheems are within 0.04, and not significantly apart. Jamba and OTCE do differ significantly.
@@ -1357,14 +1361,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# Rotation costs Jamba 0.03 and gains Cheems 0.03, neither significantly. In the mean
-# of both that's 0.000 ± 0.050. So we can't show that position accounts for any of the gap. By this
-# split, 0.050 of 0.137 stays possible. Next we'd try the experts: CDMoE was behind DGLUs.
+# The lines stay apart. Rotation costs Jamba 0.03 and gains Cheems 0.03, neither significantly. In
+# the mean of both that's 0.000 ± 0.050. So we can't show that position accounts for any of the gap.
+# By this split, 0.050 of 0.137 stays possible. Next we'd try the experts: CDMoE was behind DGLUs.
 #
-# And later in training? Our committed prediction for 1,000 updates: Cheems is behind Jamba by 0.04
-# to 0.12, and Mamba-2, within 0.04 of Jamba, isn't significantly behind. (When we knew the result
-# above, but before these runs, we replaced an earlier prediction by this one. `python -m
-# experiments 09_systems_longer`, three seeds.)
+# And after 1,000 updates? Our committed prediction: Cheems is behind Jamba by 0.04 to 0.12, and
+# Mamba-2, within 0.04 of Jamba, isn't significantly behind. (When we knew the result above, but
+# before these runs, we replaced an earlier prediction by this one. `python -m experiments
+# 09_systems_longer`, three seeds.)
 
 # %% slide_title="After 1,000 updates the gap has doubled"
 called = judge(losses_of("09_systems_longer"), against("Jamba", ["Mamba-2", "Cheems"]))
@@ -1482,26 +1486,15 @@ for name, losses, row, base, new, old in (
     CLAIMS[name] = change(new, old), *ours(losses, {row: 1, base: -1})
 
 
-# %% tags=["guard"]
+# %% tags=["setup"]
 # Left out: Ch's Cheems, another system; the mask, whose gates learn here; OTCE's Table 3, where
 # rotation is added to the convolution; two differences that OTCE calls little or negligible; and
 # what repeats or follows from the nine, such as Ch's Table 2.
-print("The figure's numbers, change of the loss in %:")
-print("                                     paper   ours")
-said, significant = {}, holm([p for *_, p in CLAIMS.values()])
-for (name, (claimed, mean, half, *_)), yes in zip(CLAIMS.items(), significant, strict=True):
+WIDTHS, said = holm_widths(CLAIMS), {}
+for name, yes in zip(CLAIMS, holm([p for *_, p in CLAIMS.values()]), strict=True):
+    claimed, mean, *_ = CLAIMS[name]
     words = "seen" if (claimed < 0) == (mean < 0) else "opposite here"
     said[name] = words if yes else "no difference shown"
-    print(f"{name:32} {claimed:9.1f} {mean:+7.1f} ± {half:4.1f}   {said[name]}")
-opposite = ["rotation for convolution (WM 1)", "expansive for shared (OTCE 6)"]
-assert [name for name, words in said.items() if words == "opposite here"] == opposite
-seen = [name for name, words in said.items() if words == "seen"]
-assert seen == ["states for attention (WM 1)"] and len(CLAIMS) == 9
-WIDTHS = holm_widths(CLAIMS)
-for name, (_, mean, half, *_) in CLAIMS.items():  # what the figure shows
-    left, wide = WIDTHS[name]
-    assert wide > half and (abs(mean) > wide) == ("shown" not in said[name])
-
 
 # %% [markdown]
 # First walk up Holm's staircase. The nine p-values, from the smallest up, have to stay below it.
@@ -1545,10 +1538,10 @@ plotting.save(
 # OTCE's, the fourth: 0.0098 isn't below 0.05/6 = 0.0083. Three claims pass, and the other five
 # aren't tested.
 #
-# Now the sizes, sorted by our result; in brackets, the paper and its table. The
-# thick part of a bar is the interval (9.3), or (9.1). The thin part is as long as its step of the
-# staircase demands (if untested, OTCE's). A claim is *seen* if the whole bar is on the shaded side,
-# with the papers' diamonds. Which bar is clear of zero only without the correction?
+# Now the sizes, sorted by our result; in brackets, the paper and its table. The thick part of a bar
+# is the interval (9.3), or (9.1). The thin part is as long as its step of the staircase demands (if
+# untested, OTCE's). A claim is *seen* if the whole bar is on the shaded side, with the papers'
+# diamonds. Which bar is clear of zero only without the correction?
 
 
 # %% tags=["figure"]
@@ -1593,6 +1586,19 @@ plotting.save(
     stages=[drawn],
 )
 
+# %% tags=["guard"]
+# The verdicts, and that the thin bars show them.
+print("The figure's numbers, change of the loss in %:")
+print("                                     paper   ours")
+for name, (claimed, mean, half, *_) in CLAIMS.items():
+    print(f"{name:32} {claimed:9.1f} {mean:+7.1f} ± {half:4.1f}   {said[name]}")
+    _, wide = WIDTHS[name]
+    assert wide > half and (abs(mean) > wide) == ("shown" not in said[name])
+opposite = ["rotation for convolution (WM 1)", "expansive for shared (OTCE 6)"]
+assert [name for name, words in said.items() if words == "opposite here"] == opposite
+seen = [name for name, words in said.items() if words == "seen"]
+assert seen == ["states for attention (WM 1)"] and len(CLAIMS) == 9
+
 # %% [markdown] slide_title="Of nine claims one is seen, two are opposite" slide_figure="09_claims"
 # In its paper, each of the nine is an improvement. One of them is seen here, two are opposite:
 #
@@ -1603,8 +1609,8 @@ plotting.save(
 # - **Expansive experts ahead of a shared one: opposite here**, on section 5's new seeds.
 #
 # OTCE's thick bar is clear of zero, its thin bar isn't. By itself you'd publish its p of 0.0098.
-# Here, the fourth of nine, it failed. In section 7 it's the sixth of seven, had to be below 0.05/2
-# = 0.025, and passed: a verdict belongs to its family.
+# Here, the fourth of nine, it failed. In section 7 it's the sixth of seven, had to be below
+# 0.05/2 = 0.025, and passed: a verdict belongs to its family.
 #
 # For the inner function, for rotation against the decay and for CDMoE the whole bar contains both
 # zero and the diamond, so we can't tell. In the other three it excludes the paper's percentage, but
