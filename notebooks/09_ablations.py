@@ -167,7 +167,7 @@ for n in (2, 3, 5, 8, 30):
 # %% tags=["setup"]
 def two_models(share, seeds=300):
     """Losses of two models around their means, in standard deviations of a run, seed by seed."""
-    by_seed, *noise = torch.randn(3, seeds, generator=seeded(5))
+    by_seed, *noise = torch.randn(3, seeds, dtype=torch.float64, generator=seeded(5))
     return [share**0.5 * by_seed + (1 - share) ** 0.5 * one for one in noise]
 
 
