@@ -323,7 +323,7 @@ plotting.save(
 # | billion operations per second | 182 | 91.3 |
 # | operations per byte, at the bend | 6.4 | 4.0 |
 #
-# (The second's rate of bytes isn't steady, so its bend is rough.)
+# (The second's bytes aren't steady, so its bend is rough.)
 #
 # **By hand.** A state layer's large product does 16.78 million operations and moves 0.59 MB. On the
 # second server, $\max(183.8, 25.6) + 1.6 \approx 185$ microseconds: it waits for arithmetic. The
@@ -419,12 +419,12 @@ plotting.save(
 
 # %% [markdown] slide_title="Plain products wait for arithmetic; SSD's own four fall short"
 # Large plain products (`mm`) are just under the flat roof: they wait for **arithmetic**. SSD's own
-# four, many small products in one call, reach 0.36 to 0.64 of it. Large sums, masks and copies wait
-# for **bytes**. (Above the slope: less than 2 MB, which a cache can hold.) Grey ones wait for the
+# four, many small products in one call, reach 0.36 to 0.64 of it. Most large sums are near the
+# slope: they wait for **bytes**. (Above it: tensors that fit a cache.) Grey ones wait for the
 # **call**, and only *fewer operators* would help.
 #
 # None of the three explains what is red. Fused attention is many small products with a softmax
-# between, and (10.1) knows neither, nor what sines and means do.
+# between, and (10.1) knows neither, nor what sines and means do. (The rest we can't explain.)
 
 # %% tags=["guard"]
 timed = two_layers
@@ -956,7 +956,7 @@ check("the writes of all chunks", right, alone())
 
 _ = run(partial(write, l=48), CHUNKS * TILES, h)  # the mask is off: 48 fills three chunks
 _ = must_differ("42 tokens, no mask", stored("states"), right)
-check("32 tokens, no mask", stored("states")[:, :2], right[:, :2])
+check("the first 32 tokens, no mask", stored("states")[:, :2], right[:, :2])
 
 # %% [markdown]
 # **A test with a multiple of 16 tokens doesn't notice.** The last chunk of 42 is wrong. The first
@@ -1261,10 +1261,10 @@ for tile_of in ((80, 16, 32), (80, 128, 64), (90, 16, 32), (90, 32, 32), (90, 16
 
 # %% [markdown] slide_title="64 channels spill on an A100; 32 compute the same product twice"
 # With 32 numbers of $B$, an H100 holds half as many programs. (Why the compiler gives the largest
-# tile just 32 registers a thread on an A100, we don't know.) Why not 16 × 64? On an H100 that's
-# better, as far as we can count: two programs fit, and the 32 channels of ours compute the same
-# $CB^\top$ twice. But on an A100 it spills, and ours, 16 × 32, spills nowhere. Which is faster is
-# untested: our kernels haven't run on a GPU.
+# tile just 32 registers a thread on an A100, we don't know.) (An H100's products take an operand
+# from shared memory, an A100's from registers.) Why not 16 × 64? On an H100 that's better by this
+# count: two programs fit, and ours compute the same $CB^\top$ twice. But on an A100 it spills, and
+# ours, 16 × 32, spills nowhere. Which is faster is untested: our kernels haven't run on a GPU.
 
 
 # %% tags=["guard"]
@@ -1288,9 +1288,8 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # %% [markdown] slide_title="What is associative can be cut, even softmax" slide_figure="10_trees:0"
 # ## 8 · What is associative can be cut
 #
-# From chunk to chunk, our kernels hand on two things, a decay and a state, and how the chunks are
-# grouped doesn't matter. A softmax needs the sum over *all* keys. Must the whole row of scores be
-# in memory?
+# A chunk hands on two things, its decay and what it wrote, and how chunks are grouped doesn't
+# matter. A softmax needs the sum over *all* keys. Must the whole row of scores be in memory?
 #
 # Let a query see only a slice of the keys. Of a slice's scores $s$, keep the largest, $m$, the sum
 # $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. (The output is $u/z$.) When
@@ -1358,7 +1357,7 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 # ## 9 · A race between five systems
 #
 # Which of chapter 09's five systems trains fastest? By (10.1) we bet on LlaMa, and committed the
-# bet. Where is it, predicted and measured?
+# bet. Where is it?
 
 
 # %% tags=["setup"]
@@ -1458,22 +1457,24 @@ plotting.save(
 #
 # | Mamba-2's time, in LlaMa's | |
 # |---|---|
-# | our bet, with the first server's rates | 1.4 |
-# | the hollow dots, with the second's | 1.2 |
-# | the clock | 0.9 |
+# | our bet, first server's rates | 1.4 |
+# | hollow dots, second server's | 1.2 |
+# | the second's clock | 0.9 |
 #
 # (10.1) is too low by 1.6 to 1.7, for LlaMa by 2.2. It's section 2's red dot: one layer's
 # attention, forward and backward, takes 30 ms, where its products should take 8. LlaMa has eight
 # such layers, half of its time.
 
 # %% [markdown] slide_title="At 512 tokens LlaMa is last on one server, second on the other"
+# Elsewhere LlaMa isn't slow (we don't know why):
+#
 # | server | parameters | texts | tokens | LlaMa in training |
 # |---|---|---|---|---|
-# | second | 1 million | 4 | 512 | last of five |
+# | second | 1 million | 4 | 512 | last |
 # | first | 2 million | 1 | 512 | second |
 # | first | 2 million | 1 to 32 | 256 | first |
 #
-# (Why? Untested.) The others overtake LlaMa at 500 to 1,160 tokens.
+# The others overtake LlaMa at 500 to 1,160 tokens.
 
 # %% tags=["guard"]
 found = loss_and_time()
@@ -1522,13 +1523,13 @@ plotting.save(
 )
 
 # %% [markdown]
-# WM's Figure 6 puts Cheems ahead of Jamba. Here it's behind, on average at each length (in a second
-# race, 0.92 to 1.10 of its speed).
+# Cheems is mostly behind Jamba here, and ahead in WM's Figure 6.
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # On a GPU it depends on what is *fused*, so that no pair goes through memory. Let (10.1) race four
-# systems of 1.3 billion parameters on an H100, with $10^{15}$ operations and $3.3 \cdot 10^{12}$
-# bytes per second, free calls, and a cache for $B$ and $C$. Where does LlaMa win?
+# systems of 1.3 billion parameters on an H100, in evaluation: $10^{15}$ operations and $3.3 \cdot
+# 10^{12}$ bytes per second, 300 operations per byte instead of 6, free calls, and $B$ and $C$ in a
+# cache. Where does LlaMa win?
 
 
 # %% tags=["setup"]
@@ -1669,13 +1670,13 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
-# At 4,096 tokens fusing decides: LlaMa goes from last to first once attention is fused. (The arrow:
-# 15.1 of Cheems's 33.5 ms read its experts' tables anew for each token. LlaMa's 21.9 / 18.4 is
-# 1.19.) **With both fused, LlaMa takes 21.9 ms, and its products alone 8.6.** (Cheems's take 6.7.)
-# The rest waits for bytes: norms, gates, conversions, look-ups.
+# At 4,096 tokens fusing decides: LlaMa goes from last to first once attention is fused. (Our core
+# fuses it, too, but has cheaper bytes.) (The arrow: 15.1 of Cheems's 33.5 ms read its experts'
+# tables anew for each token. LlaMa's 21.9 / 18.4 is 1.19.) **With both fused, LlaMa takes 21.9 ms,
+# and its products alone 8.6.** The rest waits for bytes: norms, gates, conversions, look-ups.
 #
-# Untested: our race missed LlaMa by 1.32 to 1.36 against the others. Its lead over Mamba-2 and
-# Jamba is about as large: 1.2, or 1.3 to 1.4 without that cache.
+# Untested: our race missed LlaMa by 1.32 to 1.36 against the others. Such an error would cost LlaMa
+# its lead over Mamba-2 and Jamba: 1.2, or 1.3 to 1.4 without that cache.
 
 
 # %% tags=["guard"]
@@ -1752,8 +1753,8 @@ for kind in ("training", "evaluation"):
 # %% [markdown] slide_title="Count bytes; a kernel keeps pairs to itself" slide_figure="10_fused"
 # ## Summary
 #
-# - You wait for the call, the bytes or the arithmetic, which (10.1) estimates. It's furthest off
-#   for attention, so we lost a bet.
+# - You wait for the call, the bytes or the arithmetic, which (10.1) estimates. Of five systems it's
+#   furthest off for LlaMa, so we lost a bet.
 # - `ssd_chunked` moves thirteen numbers per pair and head. Three kernels move none, if nothing
 #   spills.
 # - A forgotten mask of tokens passes every test whose length is a multiple of the chunk size.

@@ -37,7 +37,8 @@ def draw_move(ax, x, kind, color=None, thin=False):
 def draw_left(ax):
     """PyTorch's thirteen reads and writes by operator; returns what it drew of the last three."""
     draw_memory(ax, 0.2, 8.85, "processor: fast and small", "memory: slow and big")
-    ax.text(4.5, 5.1, "PyTorch: 13 numbers for a pair", ha="center", fontsize=23, weight="bold")
+    words = "PyTorch: 13 numbers per pair and head"
+    ax.text(4.5, 5.1, words, ha="center", fontsize=23, weight="bold")
     for x, words, color in ((1.17, "written", ORANGE), (2.42, "read", BLUE)):
         ax.text(x, 2.3, words, fontsize=18, rotation=90, va="center", color=color)
     place = 0.6
