@@ -338,8 +338,8 @@ plotting.save(
 # In operations per second, (10.1) is a *roof* that rises until arithmetic decides. Dots are
 # products. Dashes have no operations that we count: we pretend one for 12 bytes.
 #
-# In rings are the two we did by hand, among a state layer's and an attention layer's. Which are far
-# below the roof?
+# Here are operators of a state and an attention layer, `exp_` and the large product in rings. Which
+# are far below the roof?
 
 
 # %% tags=["figure"]
@@ -412,7 +412,7 @@ plotting.save(
     "billion operations per second, both on logarithmic axes, under a roof that rises and then is "
     "flat. A large product and exp_ have a ring. Large plain products, blue dots, are just under "
     "the flat part. SSD's own four, which are hollow, lie lower. Others are dashes in one column: "
-    "light blue near the slope or above it, grey far below it. Red, a third of the roof or less, "
+    "light blue near the slope or above it, grey far below. A third of the roof or less, orange, "
     "are fused attention, a small product, sines, cosines, means and others.",
     stages=[second],
 )
@@ -423,7 +423,7 @@ plotting.save(
 # slope: they wait for **bytes**. (Above it: tensors that fit a cache.) Grey ones wait for the
 # **call**, and only *fewer operators* would help.
 #
-# None of the three explains what is red. Fused attention is many small products with a softmax
+# None of the three explains what is orange. Fused attention is many small products with a softmax
 # between, and (10.1) knows neither, nor what sines and means do. (The rest we can't explain.)
 
 # %% tags=["guard"]
@@ -525,9 +525,11 @@ print("             reads  writes   (of float32 numbers, per pair and head)")
 for one, (read, written) in zip(recorded.operators, recorded.pairs, strict=True):
     if read + written:
         print(f"{one.name:11} {read / one_number:6.2f} {written / one_number:7.2f}")
-total = sum(read + written for read, written in recorded.pairs) / one_number
-print(f"together {total:.2f}")
-assert total == 13
+print(f"together {sum(map(sum, recorded.pairs)) / one_number:.2f}")
+
+
+# %% tags=["guard"]
+assert sum(map(sum, recorded.pairs)) == 13 * one_number
 moves = [(o.name, *m) for o, m in zip(recorded.operators, recorded.pairs, strict=True) if any(m)]
 names, read, written = zip(*moves, strict=True)
 reads, writes = ([number / one_number for number in each] for each in (read, written))
@@ -701,16 +703,16 @@ assert all(1.35 < 0.47 * one < 1.95 for one in off[5:]) and 16 * (7 * 64 + 13 * 
 #
 # PyTorch's operators hand their results to each other through memory. Write the whole chain as one
 # operator of your own, and they don't have to. That's a *kernel*: a small program that runs many
-# times in parallel, each time on a piece of its own. It loads its piece, computes, and stores a
-# result. Whatever it makes between `tl.load` and `tl.store` stays in registers and in the fast
-# memory beside them. Triton lets you write kernels in Python.
+# times in parallel, each time on a piece of its own. Whatever it makes between `tl.load` and
+# `tl.store` stays in registers and in the fast memory beside them. Triton lets you write kernels in
+# Python.
 #
 # `cheems_ref/triton_ssd.py` does chapter 03's four steps in three kernels: `_write` takes step 2,
 # `_carry` step 3, and `_read` steps 1 and 4.
 #
 # From here to (10.3) we follow one text: $l = 42$ tokens in chunks of $q = 16$, and $h = 4$ heads
 # of $p = 40$ channels. The heads form two groups, which share $B$ and $C$ of $n = 24$ numbers. No
-# size fills its last tile, so every mask has work to do.
+# size fills its last tile, so every mask works.
 #
 # Picture the matrix $M$ in $y = Mx$. Which programs (runs of a kernel) do each block's work?
 
@@ -819,7 +821,8 @@ mask = torch.ones(q, N) > 0  # yours
 print(mapped(load("B", addresses, mask)))
 
 # %% [markdown]
-# Without a mask most of the tile is wrong, and nothing complains. Compare yours with the picture:
+# Without a mask most of the tile is wrong, and nothing complains. Here is the tile, 16 tokens from
+# 32 on and 16 numbers from 16 on, masked:
 
 # %% slide_title="A tile is a grid of addresses and a mask" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -886,7 +889,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown] slide_title="With these names you can read the kernels"
-# Its names are:
+# A program's names are:
 #
 # | name | what it is |
 # |---|---|
@@ -963,8 +966,39 @@ check("the first 32 tokens, no mask", stored("states")[:, :2], right[:, :2])
 # two are full, so a test with 32 passes.
 #
 # **`_carry`** is chapter 01's recurrence, with a chunk for a token. Where a chunk's write was, it
-# stores the state *before* the chunk. `over` is the decay over a chunk (`mine` is a head's number
-# here, `entry` the program's slice of its state):
+# stores the state *before* the chunk. **Your turn:** a chunk has its write and its decay, `over`.
+# What is the state after it?
+
+
+# %% tags=["setup"]
+def carried(after):
+    """Carry the states of all heads from chunk to chunk; which are right, by the recurrence."""
+    writes, state, lines = alone(), torch.zeros(h, n, p).double(), []
+    for chunk in range(CHUNKS):
+        past = [t if t.ndim == 1 else t[:, : chunk * q] for t in GIVEN.values()]
+        right = ssd_recurrent(*past, return_final_state=True)[1][0].mT if chunk else 0 * state
+        said = "right" if torch.allclose(state, right) else "wrong"
+        lines.append(f"the state before chunk {chunk}: {said}")
+        steps = GIVEN["dt"][0, chunk * q : (chunk + 1) * q]
+        over = (steps.sum(0) * GIVEN["A"]).exp()[:, None, None]
+        state = after(state, writes[:, chunk], over)
+    return "\n".join(lines)
+
+
+# %% tags=["aside"]
+def after(state, write, over):
+    return write  # yours
+
+
+print(carried(after))
+
+# %% tags=["guard"]
+marks = [carried(one).split()[5::6] for one in (lambda s, w, a: a * s + w, lambda s, w, a: w)]
+assert marks == [["right"] * 3, ["right", "right", "wrong"]]
+
+# %% [markdown]
+# Two of three are right without any carry, since the text begins with an empty state: test with
+# three chunks. In Triton (`mine` is a head's number, `entry` the slice):
 
 # %% tags=["aside"]
 print(triton("_carry", "entry =", "tl.store(final"))
@@ -1070,8 +1104,8 @@ check("the state after the last chunk", stored("final"), final[0].mT)
 check_triton()
 
 # %% [markdown] slide_title="In the kernels' traffic, no column is for pairs"
-# **What do the kernels move?** Every number that moves is in a `tl.load` or a `tl.store`, so a twin
-# counts them. Here is one head of the 42 tokens. Where would pairs be?
+# **What do the kernels move?** A twin counts what each `tl.load` and `tl.store` moves. Here is one
+# head of the 42 tokens; `over` is each chunk's decay. Where would pairs be?
 
 # %% tags=["setup"]
 NAMES = dict(x="x", dt="Δ", decay="decay", B="B", C="C", states="states", over="over", y="y")
@@ -1453,19 +1487,17 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="We lost the bet: attention takes four times what its products take"
-# **We lost that bet.**
+# **We lost that bet.** (10.1) is too low by 1.6 to 1.7, for LlaMa by 2.2. It's section 2's orange
+# dot: one layer's attention, forward and backward, takes 30 ms, where its products should take 8.
+# LlaMa has eight such layers, half of its time.
 #
 # | Mamba-2's time, in LlaMa's | |
 # |---|---|
 # | our bet, first server's rates | 1.4 |
 # | hollow dots, second server's | 1.2 |
 # | the second's clock | 0.9 |
-#
-# (10.1) is too low by 1.6 to 1.7, for LlaMa by 2.2. It's section 2's red dot: one layer's
-# attention, forward and backward, takes 30 ms, where its products should take 8. LlaMa has eight
-# such layers, half of its time.
 
-# %% [markdown] slide_title="At 512 tokens LlaMa is last on one server, second on the other"
+# %% [markdown] slide_title="LlaMa's rank changes with server, size, batch and length"
 # Elsewhere LlaMa isn't slow (we don't know why):
 #
 # | server | parameters | texts | tokens | LlaMa in training |
