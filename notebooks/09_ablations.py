@@ -212,8 +212,8 @@ plotting.save(
 # seed's share of a run's variance is $\rho$, noise has the other $1 - \rho$. So pairs multiply the
 # standard deviation of $x$ by $\sqrt{1 - \rho}$, here by 0.45.
 #
-# The price: each mean that we subtract uses up a number, and pairs have fewer. For three seeds, and
-# with a run's standard deviation as the unit:
+# The price: six losses less two means leave four, three differences less one mean two. For three
+# seeds, and with a run's standard deviation as the unit:
 #
 # | | degrees of freedom | Student's factor | standard deviation of the difference |
 # |---|---|---|---|
@@ -540,8 +540,8 @@ plotting.save(
 # We adopted this rule *after* we had seen the tables of three seeds with (9.1) alone. So section 5
 # asks its question again, on new seeds.
 #
-# Section 7's ratio is 40, which 3 % reach: not pooled. Section 5's is 86, but it has fewer seeds,
-# and 24 % reach it: pooled.
+# Section 7's ratio is 40, which 3 % reach: not pooled. Section 5's first is 86, but with three
+# seeds 24 % reach it: pooled.
 
 
 # %% tags=["setup"]
@@ -741,8 +741,8 @@ assert not any(called.values())
 # | attention alone (A) | | | 8.38 |
 #
 # **Runs.** 200 updates, three seeds (`python -m experiments 09_position`). Between columns, compute
-# differs by under 0.5 %. Our mask has gates that learn; WM's never learns (chapter 05). Our S
-# always has a skip $D$, WM's with the convolution only.
+# differs by under 0.5 %. Our mask has gates that learn; WM's never learns (chapter 05). Two rows of
+# attention without positions count in $\sigma$, too.
 #
 # **Prediction.** Most of what predicts a byte of a short text is close by. So we bet on the
 # convolution, then rotation, then the decay. **Family.** Two averages over the modules, rotation
@@ -834,7 +834,8 @@ assert all(called.values())
 # don't know. (It also changes if the noisiest row, attention alone, leaves the table: p 0.023.)
 #
 # For the convolution, we trained the module once more, at rate 0.003 for 600 updates (`python -m
-# experiments 09_longer`; two changes at once, on seeds already used). Will the gap close?
+# experiments 09_longer`; two changes at once, on seeds already used, one of them for tuning). Will
+# the gap close?
 
 # %% slide_title="After 600 updates the gap is still there"
 called = judge(losses_of("09_longer"), ONCE_MORE)
@@ -1071,7 +1072,7 @@ called = judge(gated, others, only=others)
 assert [*called.values()] == [True, False, True]
 
 # %% [markdown]
-# Nothing supports it. Two kinds that share show no difference from MoE, and expansive experts are
+# Nothing shows it. Two kinds that share show no difference from MoE, and expansive experts are
 # behind all three.
 
 
@@ -1229,8 +1230,8 @@ plotting.save(
 
 # %% [markdown]
 # Zero is in the interval, the paper's fall far outside. So this null says something: it excludes a
-# fall of more than 0.027. (A rise of up to 0.071 stays possible.) Trust the power less, since three
-# slopes give a poor standard deviation. Compute it *before* the runs.
+# fall of more than 0.027. (Our rise isn't shown; up to 0.071 stays possible.) Trust the power less,
+# since three slopes give a poor standard deviation. Compute it *before* the runs.
 
 
 # %% tags=["guard"]
@@ -1271,8 +1272,9 @@ assert (round(mean - half, 3), round(mean + half, 3)) == (-0.027, 0.071)
 # %% [markdown] slide_title="Swap everything at once, and you can't blame any part"
 # ## 7 · Whole systems
 #
-# Swap everything at once, and you can't blame any part. In our first three seeds Jamba was ahead of
-# Cheems (WM's, made of S, E and I). Jamba has a convolution where Cheems rotates. Is that why?
+# Swap everything at once, and you can't blame any part. In our first three seeds Jamba (`SH × 4 +
+# AH + SH × 3`, where H has a shared expert) was ahead of Cheems (`SE × 7 + IE`). Jamba has a
+# convolution where Cheems rotates. Is that why?
 #
 # **Runs.** Seven systems of sixteen layers, 200 updates (`python -m experiments 09_systems`). LlaMa
 # takes 28 % more compute than Jamba, and Cheems 6 %. Seeds 4 and 5 are new, and so are Jamba with
@@ -1368,9 +1370,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# The lines stay apart. Rotation costs Jamba 0.03 and gains Cheems 0.03, neither significantly. In
-# the mean of both that's 0.000 ± 0.050. So the gap of 0.137 splits into 0.137 for the system and
-# 0.000, at most 0.050, for position. Next we'd try the experts: CDMoE was behind DGLUs.
+# The lines stay apart. Swap position first, in Jamba, and it takes 0.030 of the gap of 0.137; swap
+# it last, in Cheems, and it takes −0.030. Neither is significant, and on average it's 0.000 ±
+# 0.050. Next we'd try the experts: CDMoE was behind DGLUs.
 #
 # And after 1,000 updates? Our committed prediction: Cheems is behind Jamba by 0.04 to 0.12, and
 # Mamba-2, within 0.04 of Jamba, isn't significantly behind. (When we knew the result above, but
@@ -1383,7 +1385,7 @@ assert [*called.values()] == [False, True]
 
 # %% [markdown]
 # We were right about Mamba-2 and wrong about Cheems: it doesn't catch up. With rates tuned for 200
-# updates, the distance doubles to 0.270 nats. Is it faster? See chapter 10, section 9.
+# updates, the distance doubles to 0.270 nats.
 
 
 # %% tags=["guard"]
@@ -1410,9 +1412,9 @@ assert [round(times[row] / times["Jamba"], 2) for row in ("Cheems", "LlaMa")] ==
 #
 # In nine cases a paper favours a part or a system, prints a lower loss with it than without, and we
 # have run both rows. (The folded cell says what we leave out.) We put these claims into one family,
-# named only now. How can we compare at all? Our losses are in nats per byte, the papers' in nats
-# per token, like pounds and euros. If both models of a pair share a tokenizer, the bytes per token
-# cancel, and a relative change of the loss has no unit:
+# named only now. Our losses are in nats per byte, the papers' in nats per token. If both models of
+# a pair share a tokenizer, the bytes per token cancel, and a relative change of the loss has no
+# unit:
 #
 # $$100\left(\frac{\log P_{\text{new}}}{\log P_{\text{old}}} - 1\right)\,\%, \tag{9.4}$$
 #
@@ -1546,9 +1548,9 @@ plotting.save(
 # aren't tested.
 #
 # Now the sizes, sorted by our result; in brackets, the paper and its table. The thick part of a bar
-# is the interval (9.3), or (9.1). The thin part is as long as its step of the staircase demands (if
-# untested, OTCE's). A claim is *seen* if the whole bar is on the shaded side, with the papers'
-# diamonds. Which bar is clear of zero only without the correction?
+# is the interval (9.3), or (9.1). The thin part is the interval with 0.05/9, 0.05/8 and so on in
+# place of 0.05 (from OTCE on 0.05/6). A claim is *seen* if the whole bar is on the shaded side,
+# with the papers' diamonds. Which bar is clear of zero only without the correction?
 
 
 # %% tags=["figure"]
@@ -1615,15 +1617,15 @@ assert seen == ["states for attention (WM 1)"] and len(CLAIMS) == 9
 #   systems no difference is shown. And WM reads 8,192 tokens, we 512 bytes.)
 # - **Expansive experts ahead of a shared one: opposite here**, on section 5's new seeds.
 #
-# OTCE's thick bar is clear of zero, its thin bar isn't. Here, the fourth of nine, it failed. In
-# section 7, the sixth of seven, it had to be below 0.05/2 = 0.025, and passed: a verdict belongs to
-# its family. And to its rule: pooled, its p would be 0.0018, *opposite here*.
+# OTCE's thick bar is clear of zero, its thin bar isn't. Here, fourth of nine, it failed. In section
+# 7, the sixth of seven, it had to be below 0.05/2 = 0.025, and passed: a verdict belongs to its
+# family. And to its rule: pooled, its p would be 0.0018, *opposite here*. By (9.1) alone, only
+# expansive experts pass.
 #
 # For the inner function, for rotation against the decay and for CDMoE the whole bar contains both
-# zero and the diamond, so we can't tell. In the other three it excludes the paper's percentage, but
-# only signs are comparable. (CDMoE is compared with MLPs, as WM does it: the control that section 5
-# discredits.) Compute also differs: CDMoE everywhere takes 32 % less, attention alone 10 % more
-# than with states.
+# zero and the diamond, so we can't tell. In the other three it excludes the paper's percentage.
+# (CDMoE is compared with MLPs, as WM does it: the control that section 5 discredits.) Compute also
+# differs: CDMoE everywhere takes 32 % less, attention alone 10 % more than with states.
 
 # %% tags=["guard", "quoted"]
 # For the claims of chapter 12: what the papers' tables say.

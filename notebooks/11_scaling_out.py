@@ -233,7 +233,7 @@ plotting.save(
 # called an *exclusive prefix*:
 
 
-# %% slide_title="A slice's state leaves out its own writes" slide_figure="11_run_first:1"
+# %% slide_title="If ranks wait for their states, one works at a time" slide_figure="11_run_first:1"
 def states_between(pairs, state):
     """The state before each slice, and the one after the last."""
     states = [state]
@@ -622,7 +622,10 @@ plotting.show_drawing(
 #
 # The cure is `tie`, a zero (for finite pairs) that makes $y$ depend on all pairs, on every rank.
 # And a rank that has no loss still has to call backward, on `(0 * y).sum()`. With the tie, every
-# rank finishes. But are the gradients right?
+# rank finishes.
+
+# %% [markdown]
+# But every rank has $A$. Does each now have its gradient?
 
 # %% tags=["aside"]
 ranks = on_ranks(differentiated, *HELPERS, tie=True, **given)
@@ -876,14 +879,14 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %% [markdown] slide_title="From 64 to 512 tokens per rank on, a ring sends more than SSD"
 # Keys can be stored in sixteen bits, while the package keeps states in float32, and often several
-# heads share a key head. So let a number of a key or value take $s$ bytes, and one of a pair four.
-# Then the two send the same number of bytes when each rank has
+# heads share a key head. Let one of a pair take four bytes. Then the two send the same number of
+# bytes when each rank has
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
-# tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
-# ring attention sends $l/l^*$ times as much. Below we take $h = 32$ heads with $p = 64$ and
-# $n = 128$, and $g = 32$ or 8 heads of keys.
+# tokens, if a number of a key or value takes $s$ bytes and $g$ heads have keys. That's about $n/2$,
+# times $4/s$, times $h/g$. Beyond $l^*$, ring attention sends $l/l^*$ times as much. Below we take
+# $h = 32$ heads with $p = 64$ and $n = 128$, and $g = 32$ or 8 heads of keys.
 
 # %% [markdown] tags=["aside"]
 # Both have a cheaper variant. *Ulysses* (Jacobs et al.) is attention that swaps tokens for heads,
@@ -964,7 +967,7 @@ plotting.save(
 # ring it sends $2\,l\,g\,p$ numbers of $s$ bytes, and computes $4\,l^2\,h\,p$ operations. So
 # computing takes longer from $l = \frac{s}{2} \cdot \frac{g}{h} \cdot
 # \frac{\text{rate}}{\text{link}}$ on. With a link of 50 GB/s and $5 \cdot 10^{14}$ operations per
-# second, that's 2,500 tokens. Here are 16,384:
+# second, computing takes longer than sending from 2,500 tokens per rank on. Here are 16,384:
 
 # %% tags=["aside"]
 l, link, rate = 16_384, 50e9, 5e14
@@ -1077,7 +1080,7 @@ def draw_speedups(ax, wall):
     ax.tick_params(axis="y", labelsize=18)
 
 
-# %% slide_title="A long text pays for an S layer, not for an A layer" tags=["figure", "slide"]
+# %% slide_title="On a long text two processes speed up S, and not A" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(10, 4.6))
 draw_speedups(ax, wall)
 ax.set(xlim=(-0.5, 2.5), ylim=(0, 2.2), yticks=[0, 0.5, 1, 1.5, 2])
@@ -1103,7 +1106,7 @@ plotting.save(
 # meet all $T$ keys, so rank 1 computes $T^2/2$ products, masked ones included, as many as one
 # process computes for the whole text.
 
-# %% slide_title="Halves aren't equal work; an early and a late slice are" tags=["figure", "slide"]
+# %% slide_title="Give each rank an early and a late slice, for equal work" tags=["figure", "slide"]
 plotting.show_drawing(
     "11_halves",
     "The query–key pairs of 16 tokens, a triangle, coloured by the rank that has the query. Cut in "

@@ -25,7 +25,7 @@ def draw_turn(ax, x, y, start, color):
 
 def draw():
     fig, ax = plotting.canvas(11.2, 4.6)
-    ax.text(2.6, 4.2, "by definition: turn c", ha="center", fontsize=20)
+    ax.text(2.6, 4.2, r"by definition: $\langle R_t\,c,\;b\rangle$", ha="center", fontsize=20)
     draw_vector(ax, 2.6, 1.5, "right", QUERY, "$c$", faded=True)
     draw_turn(ax, 2.6, 1.5, 0, QUERY)
     draw_vector(ax, 2.5, 1.5, "up", KEY, "")
@@ -33,7 +33,7 @@ def draw():
     ax.text(2.3, 2.7, "$b$", ha="right", fontsize=22, color=KEY)
     ax.text(2.6, 0.5, "same way: +1", ha="center", fontsize=20)
     before = [*ax.texts, *ax.patches]
-    ax.text(8.4, 4.2, "as printed: turn b", ha="center", fontsize=20)
+    ax.text(8.4, 4.2, r"as printed: $\langle c,\;R_t\,b\rangle$", ha="center", fontsize=20)
     draw_vector(ax, 8.4, 1.5, "up", KEY, "$b$", faded=True)
     draw_turn(ax, 8.4, 1.5, 90, KEY)
     draw_vector(ax, 8.4, 1.5, "right", QUERY, "$c$")
