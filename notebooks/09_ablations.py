@@ -814,11 +814,11 @@ plotting.save(
 # and 0.038 for the decay. Our rule, adopted after we had seen this table, takes back the verdict on
 # the decay.
 #
-# Two worries are left about one module, S + A with rotation:
+# Two worries are left about S + A with rotation, the model of section 2's figure:
 #
 # - Tuning gave it the rate 0.01, the highest of three. With 0.03, which section 5 tried, the tuning
 #   seed's loss is 0.14 higher.
-# - Section 2 made the rate itself doubtful.
+# - There, the other tuning seed preferred 0.003.
 #
 # So **remove what worries you and look again**: the averages over the other three. (Its row still
 # counts in $\sigma$.)
@@ -952,7 +952,7 @@ assert all(called.values())
 # %% [markdown]
 # All seven kinds are significantly ahead of the MLP (by (9.1) alone two are, cohesive and PEER).
 # Wouldn't you write "experts help" now? We nearly did. Then we asked what an expert is made of.
-# Four of the seven kinds are built from DGLUs (chapter 06). So we added plain DGLUs, the missing
+# Four of the seven kinds are built from DGLUs (chapter 06), so we added plain DGLUs, the missing
 # row, and chose a second family, against them:
 
 # %% slide_title="Plain DGLUs take most of the experts' lead away" slide_figure="09_shared:1"
@@ -1155,8 +1155,8 @@ assert not any(repeated.values()) and not any(anew.values())
 # **Runs.** 0.4 million parameters, DGLUs in place of MLPs (section 5's lesson), 100 updates, three
 # seeds (`python -m experiments 09_routed`).
 #
-# Here is the slope through seventeen patterns, from three seeds. Which falls does its interval
-# (9.1) exclude? And what is its *power*: how often would such slopes reveal a fall?
+# Here is the slope over seventeen patterns, from no experts to experts everywhere. Which falls does
+# its interval (9.1) exclude? And what is its *power*: how often would such slopes reveal a fall?
 
 # %% tags=["setup", "experiment"]
 EXPERTS = {row: dict(pattern=row, d_model=96) for row in (
@@ -1231,7 +1231,7 @@ plotting.save(
 # %% [markdown]
 # Zero is in the interval, the paper's fall far outside. So this null says something: it excludes a
 # fall of more than 0.027. (Our rise isn't shown; up to 0.071 stays possible.) Trust the power less,
-# since three slopes give a poor standard deviation. Compute it *before* the runs.
+# since three slopes give a poor standard deviation.
 
 
 # %% tags=["guard"]
@@ -1314,7 +1314,7 @@ CROSSED = {
     "mean of both systems": dict(zip(turns + glides, (0.5, 0.5, -0.5, -0.5), strict=True)),
 }
 
-# %% slide_title="Jamba is ahead with either source of position"
+# %% slide_title="Jamba is ahead of Cheems with either source of position"
 whole = judge(systems, WHOLE)
 assert [name for name, yes in whole.items() if not yes] == ["Mamba-2 minus Jamba"]
 

@@ -387,8 +387,8 @@ plotting.show_drawing(
 # WM Listing 3 carries states between chunks with a matrix of decays $D_{ts}$, target by source.
 # Each target should add up what its sources left, $\sum_s D_{ts}\,x_s$ (axis 2), but the listing
 # sums over the targets, $\sum_t D_{ts}\,x_s$ (axis 1). `carry` does either, for chunks of one
-# token. Does a later token change an earlier output? `is_causal(layer, 3)` feeds a layer random
-# tokens of width 3, then only the first few of them, and compares:
+# token, as in the picture. `is_causal(layer, 3)` feeds a layer tokens of width 3, then only the
+# first of them: does a later token change an earlier output?
 
 
 # %% tags=["aside"]
@@ -437,7 +437,7 @@ _ = pieces_equal_one_pass(attend, 4)
 _ = is_causal(partial(attend, offset=False), 4)  # has no cache
 refused(pieces_equal_one_pass, partial(attend, offset=False), 4)
 
-# %% slide_title="Without the offset, a piece can't see most of its cache" tags=["figure", "slide"]
+# %% slide_title="Without the offset, a piece can't see its newest keys" tags=["figure", "slide"]
 plotting.show_drawing(
     "12_mask",
     "Tokens 4, 5 and 6 behind a cache of four keys. With the offset, each sees all keys up to its "
@@ -1111,7 +1111,8 @@ plotting.save(
 
 # %% [markdown]
 # Ch Table 3 lists the same 52 tasks, and its third model is ahead and level exactly as often as in
-# WM Table 3. Does that confirm it? Divide each score of WM Table 3 by that of Ch Table 3:
+# WM Table 3. Does that confirm it? Divide each score of WM Table 3 by that of Ch Table 3, or of
+# OTCE Table 7, six for each task:
 
 # %% tags=["aside"]
 ratio = wm / ch  # (52 tasks, 6 columns)
@@ -1187,8 +1188,9 @@ assert wins == [6, 5, 2, 6]
 # An accuracy over $N$ questions is $k/N$, so all numbers on one task must be fractions of the same
 # $N$. Take OTCE Table 7. It compares three mixtures of experts, called SEIMOE, CCDMOE and ECDMOE,
 # which share parameters in three ways (chapter 06). On *computer network*, the first two models
-# score 42.1 and 52.63 zero-shot, 47.37 and 52.63 five-shot: 8, 10, 9 and 10 of 19. Does every task
-# of OTCE Table 7 have an $N$ that fits these four scores? We look for the smallest, below 60:
+# score 42.1 and 52.63 zero-shot, 47.37 and 52.63 five-shot: 8, 10, 9 and 10 of 19. So which is the
+# smallest number of questions, $N$ below 60, of which all four scores of a task in OTCE Table 7 are
+# a fraction $k/N$?
 
 # %% tags=["setup"]
 VALIDATION = [19, 19, 21, 37, 19, 24, 19, 18, 16, 37, 24, 18, 19, 19, 19, 19, 21, 19, 20, 23, 55]
