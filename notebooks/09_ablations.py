@@ -320,8 +320,8 @@ assert times["retrieved"] < 1.001 and round(times["SSD"], 3) == 1.024
 
 # %% [markdown]
 # **Windows.** If all runs drew from one generator, seeded once "for reproducibility", the second
-# model would read other windows than the first. A new generator for each run gives every model the
-# same windows:
+# model would read other windows than the first. A new generator with the run's seed gives every
+# model the same windows:
 
 # %% slide_title="Each model reads the same windows"
 manual, brief = text_to_ids(read_text()), TrainConfig(5, 4, 64, eval_fraction=0.02)
@@ -540,8 +540,8 @@ plotting.save(
 # We adopted this rule *after* we had seen the tables of three seeds with (9.1) alone. So section 5
 # asks its question again, on new seeds.
 #
-# Section 7's ratio is 40, which 3 % reach: not pooled. Section 5's first is 86, but with three
-# seeds 24 % reach it: pooled.
+# Section 7's ratio is 40, which 3 % reach: not pooled. Section 5's nine rows have 86, but with
+# three seeds 24 % reach it: pooled.
 
 
 # %% tags=["setup"]
@@ -830,8 +830,8 @@ called = judge(position, undoubted)
 assert all(called.values())
 
 # %% [markdown]
-# The gap to the convolution stays. The decay's verdict hangs on one module, so it isn't one: we
-# don't know. (It also changes if the noisiest row, attention alone, leaves the table: p 0.023.)
+# The gap to the convolution stays. The decay's verdict hangs on one module, so we don't know. (It
+# also changes if the noisiest row, attention alone, leaves the table: p 0.023.)
 #
 # For the convolution, we trained the module once more, at rate 0.003 for 600 updates (`python -m
 # experiments 09_longer`; two changes at once, on seeds already used, one of them for tuning). Will
@@ -993,7 +993,7 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # | 28 November, 01:40 | nothing new | 0.003 | ran the MLP again, and no other row |
 #
 # The new rate should help the MLP, against our prediction. But had the MLP been ahead, would we
-# have tuned on?
+# have kept tuning?
 #
 # Here is the result (`python -m experiments 09_gated`):
 
@@ -1319,9 +1319,9 @@ whole = judge(systems, WHOLE)
 assert [name for name, yes in whole.items() if not yes] == ["Mamba-2 minus Jamba"]
 
 # %% [markdown]
-# We lost our bet that with one source of position Jamba and Cheems are close: Jamba is
-# significantly ahead with either. It's also ahead of OTCE, as predicted. But looking, adding seeds
-# and looking again isn't fair.
+# We lost our bet that with the same source Jamba and Cheems are close: Jamba is significantly ahead
+# with either. It's also ahead of OTCE, as predicted. But looking, adding seeds and looking again
+# isn't fair.
 #
 # How much of the gap is due to position? Look at the four means (we picked this split afterwards).
 # If position were most of it, both lines would rise steeply, close together:

@@ -9,7 +9,7 @@
 # - estimate a layer's time from operations and bytes; choose a chunk size;
 # - read a Triton kernel; see whether it fits its registers.
 #
-# You need chapter 03's four steps and 07's patterns.
+# You need chapter 03's steps and 07's patterns.
 #
 # Sources: *Wonderful Matrices* (WM) §4.2, Figure 6, Listing 3; *Cheems* (Ch) §4.2, Figure 5;
 # Williams, Waterman and Patterson (2009), *Roofline*. Code: `cheems_ref/roofline.py`,
@@ -148,12 +148,12 @@ def make_chunks(length, device="cpu"):
 
 # %% [markdown]
 # Take one *pair* $(t, s)$ of tokens in a chunk, and one head. It has one number of chapter 03's
-# $L$. How often does that number travel between memory and processor? `exp` fetches it and puts
-# another back: two trips.
+# $L$. How often does that number travel between memory and processor? `exp` fetches it and puts its
+# result back: two trips.
 #
 # On the left, an arrow is a float32 number per pair and head that our `ssd_chunked` reads (up) or
 # writes (down). On the right, this chapter's kernels move none. (Thin arrows are a quarter: four
-# heads share $CB^\top$. We count as if nothing is cached.)
+# heads share $CB^\top$. We count as if nothing were cached.)
 
 # %% slide_title="PyTorch moves thirteen numbers per pair, the kernels none" tags=["figure"]
 plotting.show_drawing(
@@ -245,7 +245,7 @@ plotting.save(
 # the product does 2,048 times as many operations.
 #
 # How much longer do 1,024 sums take than one, and a product of two matrices than their sum? The
-# cell prints our first server's; `took` has yours.
+# cell prints our first server's times; `took` has yours.
 
 # %%
 u, v = torch.rand(2, 1)  # a number each
@@ -269,7 +269,7 @@ assert round(1e6 * MACHINE.launch, 1) == 0.7 and f"{MACHINE.flops / MACHINE.band
 
 # %% [markdown]
 # 1,024 sums take 1.3 times as long as one, and the product 27 times as long as the sum of the same
-# matrices. How many operations per second?
+# matrices. Operations per second, then?
 
 
 # %% tags=["figure"]
@@ -314,7 +314,7 @@ plotting.save(
 # \tag{10.1}$$
 
 # %% [markdown] slide_title="The second server computes half as fast"
-# We timed each operator alone only on a second server:
+# Operators were timed alone only on our second server. Both:
 #
 # | a core | first server | second server |
 # |---|---|---|
@@ -323,12 +323,12 @@ plotting.save(
 # | billion operations per second | 182 | 91.3 |
 # | operations per byte, at the bend | 6.4 | 4.0 |
 #
-# (The second's bytes aren't steady, so its bend is rough.)
+# (The second's bandwidth isn't steady, so its bend is rough.)
 #
 # **By hand.** A state layer's large product does 16.78 million operations and moves 0.59 MB. On the
 # second server, $\max(183.8, 25.6) + 1.6 \approx 185$ microseconds: it waits for arithmetic. The
-# clock says 218. `exp_` moves 1.05 MB: $\max(0, 45.6) + 1.6 \approx 47$. (10.1) says bytes, but the
-# clock says 116: it doesn't count exponentials.
+# clock says 218. `exp_` moves 1.05 MB: $\max(0, 45.6) + 1.6 \approx 47$. (10.1) says bytes, but
+# counts no exponentials: the clock says 116.
 
 # %% [markdown] slide_title="Left of the bend bytes decide, on its right arithmetic"
 # A product of two $m \times m$ matrices has an *intensity* of $2m^3 / (4 \cdot 3m^2) = m / 6$
@@ -338,7 +338,7 @@ plotting.save(
 # In operations per second, (10.1) is a *roof* that rises until arithmetic decides. Dots are
 # products. Dashes have no operations that we count: we pretend one for 12 bytes.
 #
-# Here are operators of a state and an attention layer, `exp_` and the large product in rings. Which
+# Here are operators of a state and an attention layer, `exp_` and the large product ringed. Which
 # are far below the roof?
 
 
@@ -578,8 +578,8 @@ plotting.save(
 # %% [markdown]
 # ## 4 · Chunk size
 #
-# Chapter 03 promised the same output for chunks of any length, not the same traffic. Which is the
-# fastest for 4,096 tokens?
+# Chapter 03 promised the same output for chunks of any length, not the same traffic. Which length
+# is fastest for 4,096 tokens?
 #
 # A chunk's state makes seven trips, however long the chunk is.
 #
@@ -604,7 +604,7 @@ plotting.show_drawing(
 #
 # The rest, $\mu_0$, is for tensors with a row per token, such as $x$, $B$ and $y$. Traffic is
 # smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer, where $p$ is
-# 32 and $n$ is 64. With $q = 32$ and $h = 4$, a token moves 16 · (448 + 416) ≈ 14,000 bytes.
+# 32 and $n$ is 64. With $q = 32$ and $h = 4$, that's 16 · (448 + 416) ≈ 14,000 bytes, plus $\mu_0$.
 #
 # Does the first server's clock agree? Look for each curve's lowest point.
 
@@ -712,7 +712,7 @@ assert all(1.35 < 0.47 * one < 1.95 for one in off[5:]) and 16 * (7 * 64 + 13 * 
 #
 # From here to (10.3) we follow one text: $l = 42$ tokens in chunks of $q = 16$, and $h = 4$ heads
 # of $p = 40$ channels. The heads form two groups, which share $B$ and $C$ of $n = 24$ numbers. No
-# size fills its last tile, so every mask works.
+# size fills its last tile, so every mask matters.
 #
 # Picture the matrix $M$ in $y = Mx$. Which programs (runs of a kernel) do each block's work?
 
@@ -1264,7 +1264,7 @@ plotting.save(
     "and 128 by 64 spills 51,692.",
 )
 
-# %% [markdown] slide_title="The largest tile moves 800 numbers per pair"
+# %% [markdown] slide_title="On an A100 the largest tile moves 800 numbers per pair"
 # On an A100, the largest tile moves 51,692 bytes × 256 threads / 4,096 pairs, or about 800 numbers
 # of four bytes for every pair, and PyTorch thirteen. (Stores and loads, as if nothing were cached,
 # though caches hold spills.)
@@ -1514,9 +1514,9 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="We lost the bet: attention takes four times what its products take"
-# **We lost that bet.** (10.1) is too low by 1.6 to 1.7, for LlaMa by 2.2. It's section 2's orange
-# dot: one layer's attention, forward and backward, takes 30 ms, where its products should take 8.
-# LlaMa has eight such layers, half of its time.
+# **We lost that bet.** (10.1) is too low by factors of 1.6 to 1.7, for LlaMa 2.2. Remember section
+# 2's orange dot: one layer's attention, forward and backward, takes 30 ms, where its products
+# should take 8. LlaMa has eight such layers, half of its time.
 #
 # | | Mamba-2's time ÷ LlaMa's |
 # |---|---|
@@ -1525,9 +1525,8 @@ plotting.save(
 # | the second server's clock: Mamba-2 is faster | 0.9 |
 
 # %% [markdown]
-# Elsewhere LlaMa isn't last: on the first server, with two million parameters, it's second with one
-# text of 512 tokens, and first with 256. (We don't know why.) The others overtake LlaMa at 500 to
-# 1,160 tokens.
+# On the first server, with two million parameters, LlaMa is second with one text of 512 tokens, and
+# first with 256. In training the others overtake it at 500 to 1,160 tokens, on average.
 
 # %% tags=["guard"]
 found = loss_and_time()
@@ -1818,8 +1817,8 @@ for kind in ("training", "evaluation"):
 #   every token, and last at 65,536.
 #
 # **Later work.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products. *Flash
-# Linear Attention* collects Triton kernels for chapter 02's rules. In 2026, the five
-# SSD kernels of Mamba-2 became one (PyTorch's blog).
+# Linear Attention* collects Triton kernels for chapter 02's rules. In 2026, the five SSD kernels of
+# Mamba-2 became one (PyTorch's blog).
 
 # %% [markdown]
 # ## Exercises

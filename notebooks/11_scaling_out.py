@@ -879,7 +879,7 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %% [markdown] slide_title="From 64 to 512 tokens per rank on, a ring sends more than SSD"
 # Keys can be stored in sixteen bits, while the package keeps states in float32, and often several
-# heads share a key head. Let one of a pair take four bytes. Then the two send the same number of
+# heads share a key head. Let a pair's numbers take four bytes. Then the two send the same number of
 # bytes when each rank has
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
@@ -966,8 +966,9 @@ plotting.save(
 # More bytes needn't mean more time, because a rank can compute while it sends. In a step of the
 # ring it sends $2\,l\,g\,p$ numbers of $s$ bytes, and computes $4\,l^2\,h\,p$ operations. So
 # computing takes longer from $l = \frac{s}{2} \cdot \frac{g}{h} \cdot
-# \frac{\text{rate}}{\text{link}}$ on. With a link of 50 GB/s and $5 \cdot 10^{14}$ operations per
-# second, computing takes longer than sending from 2,500 tokens per rank on. Here are 16,384:
+# \frac{\text{rate}}{\text{link}}$ on. With 8 key heads of 32 in 16 bits, a link of 50 GB/s and $5
+# \cdot 10^{14}$ operations per second, computing takes longer from 2,500 tokens per rank on. Here
+# are 16,384:
 
 # %% tags=["aside"]
 l, link, rate = 16_384, 50e9, 5e14
@@ -1095,11 +1096,11 @@ plotting.save(
 # %% [markdown]
 # For the S layer, two processes lose at 512 tokens (0.89 by the wall clock) and win at 4,096
 # (1.65). At 512 the busier one does compute less than a single process (1.18), but it also waits.
-# For the A layer we see no gain: at every length, the quartiles of the wall-clock speedup lie on
-# both sides of 1.
+# The A layer shows no gain: at every length, the quartiles of the wall-clock speedup lie on both
+# sides of 1.
 #
 # Halves of equal length aren't equal work for attention. In the picture, the second half has 100 of
-# 136 query–key pairs, so two ranks are at best 1.36 times as fast. The usual cure is called
+# 136 query–key pairs; by pairs, two ranks are at best 1.36 times as fast. The usual cure is called
 # *zig-zag*: cut the text into $2N$ slices and give rank $i$ the slices $i$ and $2N - 1 - i$, an
 # early one and a late one. `SequenceParallel` doesn't do this. And torch skips masked pairs only
 # where there are as many queries as keys. In a text of $T$ tokens the second half's $T/2$ queries

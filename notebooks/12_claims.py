@@ -498,7 +498,7 @@ plotting.save(
 
 # %% [markdown]
 # With one token you see nothing, with three you do. Where heads share $B$ and $C$ in groups
-# (chapter 03), the same slip is near. With four heads and two groups, WM Listing 4 gives the heads
+# (chapter 03), the same slip is easy. With four heads and two groups, WM Listing 4 gives the heads
 # groups 0, 1, 0, 1, and mamba-ssm has 0, 0, 1, 1. Load the weights of one into the other, and two
 # heads read the wrong group.
 
@@ -514,8 +514,8 @@ for g in (1, 2, 4):
         check(f"blind: 4 heads, g = {g}", tiled, in_turn)
 
 # %% [markdown]
-# **The test: compare with the definition for $1 < g < h$. And rows of a batch, cut as one row of
-# tokens, must not change one another.**
+# **The test: compare with the definition for $1 < g < h$. Nor may rows of a batch, flattened into
+# one, change one another.**
 
 # %% [markdown]
 # ### Initialisation and gradient
@@ -823,8 +823,8 @@ def call(model, ids, position_ids, padding_mask=None, cache=None):
 
 
 # %% [markdown]
-# How many of these four models of `transformers` are clean? (Some compute partly in float32, so we
-# allow a relative difference of $10^{-5}$.) Guess before you look:
+# How many of these four models of `transformers` are clean, to a relative difference of $10^{-5}$?
+# (Some compute partly in float32.)
 
 # %% tags=["aside"]
 shipped = {name: answers(peer(name), ids, tol=1e-5, call=call) for name in PEERS}
@@ -866,7 +866,7 @@ for doge in (peer("Doge, MLP"), peer("Doge, CDMoE")):
 
 # %% [markdown]
 # **Jamba** uses the cached state only when you call it on *one* token. Call it on several, and its
-# scan starts from zero. We know no released fix; feed the rest token by token. (The check prints
+# scan starts from zero. We know of no released fix; feed the rest token by token. (The check prints
 # the largest error, divided by how far another text moves the logits; the figure divides by the
 # largest logit.)
 
@@ -892,7 +892,7 @@ ax.axvline(5.5, color=plotting.QUIET)
 for x, piece in ((2.5, "first piece"), (8.5, "second piece, with its cache")):
     ax.text(x, 1.06 * max(apart), piece, ha="center", fontsize=18)
 ax.set(xticks=range(12), ylim=(0, 1.2 * max(apart)))
-ax.set_xlabel("token", fontsize=18), ax.set_ylabel("error, of the largest logit", fontsize=18)
+ax.set_xlabel("token", fontsize=18), ax.set_ylabel("error / largest logit", fontsize=18)
 ax.tick_params(labelsize=18)
 plotting.save(
     fig,
@@ -912,8 +912,8 @@ plotting.save(
 # > the same outputs." — transformers, `modeling_doge.py`
 #
 # `SplitPerToken` repairs it from outside. It puts half 0 of all tokens' logits first, then half 1,
-# and there the same `view` cuts. Then *causal*, *rows*, *pieces* and *padding* all pass. (A trained
-# checkpoint would then compute something else.)
+# so that the same `view` cuts between them. Then *causal*, *rows*, *pieces* and *padding* all pass.
+# (A trained checkpoint would then compute something else.)
 
 
 # %% tags=["aside"]
@@ -1314,7 +1314,7 @@ def draw_leads(ax, leads):
     ax.xaxis.label.set_size(18)
 
 
-# %% slide_title="As if independent, no lead reaches two standard errors" tags=["figure", "slide"]
+# %% slide_title="On 1,346 questions no lead reaches two standard errors" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 5.4))
 draw_leads(ax, leads)
 ax.set_ylim(-0.6, 3.6)
@@ -1483,8 +1483,9 @@ plotting.save(
 
 # %% [markdown] slide_title="States look up pairs until they are full; then attention must"
 # It does in the second picture: attention over states (V = S) beats both pure models in every run.
-# (Behind one more state layer, one run of five fails.) In the first, where fewer updates are
-# better, S A needs 60 updates fewer than S S on average. We measured every 100, so that's a tie.
+# (With one more state layer below, V = S and S A each fail once in five.) In the first, where fewer
+# updates are better, S A needs 60 updates fewer than S S on average. We measured every 100, so
+# that's a tie.
 #
 # **For what?** To fetch what a state can't hold. As long as there is room, states with a
 # convolution look up pairs as well as attention without one, and sooner (first picture; with
@@ -1496,12 +1497,11 @@ plotting.save(
 # in every run. (One layer of attention alone gets 0.75.)
 #
 # **In which order?** First what knows the past, then attention. A S never learned the look-up. In
-# eight layers with convolutions, on chapter 07's recall, attention in the fifth place alone fails
-# in six runs of six; with more attention in the third place five of six succeed, with more in the
-# last place none. (Of six such comparisons none is significant, and on text nothing is shown:
-# `python -m experiments 09_orders`.) And where a value follows its key, it's the *key* that has to
-# know its neighbour (chapter 05): by a convolution in the keys, or by a state layer below the
-# attention.
+# eight layers with convolutions, on chapter 07's recall, after 400 updates: attention in the fifth
+# place alone succeeds in none of six runs, in the third alone in two, in both in five, in the fifth
+# and last in none. (Of these six comparisons none is significant, and on text nothing is shown.)
+# And where a value follows its key, it's the *key* that has to know its neighbour (chapter 05): by
+# a convolution in the keys, or by a state layer below the attention.
 #
 # Now, how much of it? We compare whole systems. Mamba-2 has no attention among its mixers, Jamba
 # and Cheems have 1 in 8, and LlaMa has nothing else.
@@ -1524,7 +1524,7 @@ plotting.save(
 # in three runs of three. Neither is significant (chapter 09). Attention alone has the higher loss
 # and sends most, and at 16,384 tokens on our core it takes longest. (At 256 it's the fastest,
 # chapter 10.) Don't read this as a law: our models have a million parameters, and on recall 1 in 8
-# wasn't enough. Nor does the share decide alone: Cheems has 1 in 8, too, and is 0.14 nats behind
+# mostly failed. Nor does the share decide alone: Cheems has 1 in 8, too, and is 0.14 nats behind
 # Jamba, 0.27 after 1,000 updates.
 #
 # The setting also matters. Attention alone is 0.64 nats behind Jamba here, but in chapter 00
@@ -1560,8 +1560,9 @@ orders = {}
 for run in read_table("09_orders", "recall"):
     if run["steps"] == 400:
         orders.setdefault(run["row"], []).append(run["right"][-1] > 0.39)  # by elimination
-found = [(sum(orders[row]), len(orders[row])) for row in ("Jamba", "two, not last", "OTCE")]
-assert found == [(0, 6), (5, 6), (0, 6)]
+recalled = {row: (sum(past), len(past)) for row, past in orders.items()}
+places = "Jamba", "one, early", "two, not last", "OTCE"
+assert [recalled[row] for row in places] == [(0, 6), (2, 6), (5, 6), (0, 6)]
 for pattern in ("SI", "SSA"):
     assert sum(run["end"] < 0.9 for run in books[pattern]) == 1 and len(books[pattern]) == 5
 
