@@ -10,7 +10,7 @@
 # - split a whole model across processes, and steer clear of two traps in the backward pass;
 # - work out when a state layer sends fewer bytes than attention.
 #
-# You need chapters 01 to 05, and 07.
+# You need chapters 01 to 05, 07, and section 8 of 10.
 #
 # Sources: Dao and Gu, *Transformers are SSMs* (2024), §8.2; Sun et al., *LASP-2* (2025); Liu et
 # al., *Ring Attention* (2023). The package's code is `cheems_ref/distributed.py`. How to read ✓ and
@@ -412,8 +412,8 @@ plotting.save(
 # rescale the sums of both to the larger score, then add (chapter 10). In *ring attention* (Liu et
 # al.) the keys and values go from rank to rank, and each rank joins one more triple for each of its
 # queries. **A pair doesn't know the query, so it can be computed once and sent. A triple does, so
-# the keys have to travel.** (You could send the queries round, but there are at least as many
-# queries as keys, and their triples would have to come back.)
+# the keys have to travel.** (You could send the queries round, but there are at least as many heads
+# of queries as of keys, and their triples would have to come back.)
 
 # %% slide_title="In a ring, keys and values visit every rank in turn" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -692,7 +692,7 @@ plotting.show_drawing(
     "11_reach",
     "Four times two slices of eight tokens, and what rank 0 sends to rank 1: a decay and a small "
     "state for an S layer, the last three tokens for its convolution, the number of tokens for "
-    "positions, and two numbers of each token, its key and value, for attention.",
+    "positions, and two vectors of each token, its key and value, for attention.",
 )
 
 # %% [markdown] slide_title="Without a halo, a slice's first tokens come out wrong"
@@ -703,7 +703,7 @@ plotting.show_drawing(
 u, taps = random(2, 20, 6, seed=7), random(6, 4, seed=8)
 whole, _ = short_convolution(u, taps)
 cut, d_conv = (8, 1, 11), taps.shape[1]
-padded = F.pad(u, (0, 0, d_conv - 1, 0))  # zeros before the text
+padded = F.pad(u, (0, 0, d_conv - 1, 0))  # three zeros, so token t is at t + 3
 starts = [0, *accumulate(cut)][:-1]
 halos = [padded[:, start : start + d_conv - 1] for start in starts]
 pieces = [short_convolution(part, taps, history=halo)[0]
@@ -957,15 +957,15 @@ plotting.save(
 
 # %% [markdown]
 # With grouped keys in sixteen bits, ring attention sends less up to 512 tokens per rank, and 256
-# times as much at 131,072. *Ulysses*, attention that swaps tokens for heads, sends more from 819
-# tokens on if there are 8 ranks, or from 117 if the pairs go down a chain, each rank sending one
-# instead of seven. In Cheems itself, three of the
-# 24 mixers are I layers, and their keys and values still have to travel.
+# times as much at 131,072. *Ulysses*, attention that swaps tokens for heads, sends more beyond 819
+# tokens if there are 8 ranks, or beyond 117 if the pairs go down a chain, each rank sending one
+# instead of seven. In Cheems itself, three of the 24 mixers are I layers, and their keys and values
+# still have to travel.
 
 # %% [markdown]
 # More bytes needn't mean more time, because a rank can compute while it sends. In a step of the
-# ring it sends $2\,l\,g\,p$ numbers of $s$ bytes, and computes $4\,l^2\,h\,p$ operations. So
-# computing takes longer from $l = \frac{s}{2} \cdot \frac{g}{h} \cdot
+# ring it sends $2\,l\,g\,p$ numbers of $s$ bytes, and computes $4\,l^2\,h\,p$ operations, if
+# nothing is masked. So computing takes longer from $l = \frac{s}{2} \cdot \frac{g}{h} \cdot
 # \frac{\text{rate}}{\text{link}}$ on. With 8 key heads of 32 in 16 bits, a link of 50 GB/s and $5
 # \cdot 10^{14}$ operations per second, computing takes longer from 2,500 tokens per rank on. Here
 # are 16,384:
@@ -1102,10 +1102,10 @@ plotting.save(
 # Halves of equal length aren't equal work for attention. In the picture, the second half has 100 of
 # 136 query–key pairs; by pairs, two ranks are at best 1.36 times as fast. The usual cure is called
 # *zig-zag*: cut the text into $2N$ slices and give rank $i$ the slices $i$ and $2N - 1 - i$, an
-# early one and a late one. `SequenceParallel` doesn't do this. And torch skips masked pairs only
-# where there are as many queries as keys. In a text of $T$ tokens the second half's $T/2$ queries
-# meet all $T$ keys, so rank 1 computes $T^2/2$ products, masked ones included, as many as one
-# process computes for the whole text.
+# early one and a late one. `SequenceParallel` doesn't do this. And torch's causal mask fits only as
+# many queries as keys: elsewhere our `attention` computes masked products, too. So rank 1, with
+# $T/2$ queries and all $T$ keys of a text, computes $T^2/2$, as many as one process does for the
+# whole text, and attention gains nothing.
 
 # %% slide_title="Give each rank an early and a late slice, for equal work" tags=["figure", "slide"]
 plotting.show_drawing(
