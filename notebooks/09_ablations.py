@@ -159,9 +159,9 @@ for n in (2, 3, 5, 8, 30):
 # buy? A seed can be unlucky for both models at once. Let a loss be its model's mean, plus what the
 # seed adds to both models, plus noise.
 #
-# Here are 300 simulated seeds, twice: model A's loss to the right, model B's upwards. On the left a
-# seed adds nothing; in the middle 80 % of a run's variance is the seed's. In which of these clouds
-# does B − A scatter less?
+# We simulate 300 seeds, twice, and draw model A's loss to the right, model B's upwards. On the left
+# a seed adds nothing; in the middle 80 % of a run's variance is the seed's. In which of these
+# clouds does B − A scatter less?
 
 
 # %% tags=["setup"]
@@ -207,8 +207,8 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="In pairs the seed cancels, but fewer numbers are left"
-# In the middle: what the seed adds runs along the diagonal, and the difference doesn't see it. What
-# is left runs across the diagonal (arrows): noise, with the standard deviation $\sigma$. If the
+# In the middle: what the seed adds runs along the diagonal, and the difference doesn't see it.
+# Noise is left. It runs across the diagonal (arrows), with the standard deviation $\sigma$. If the
 # seed's share of a run's variance is $\rho$, noise has the other $1 - \rho$. So pairs multiply the
 # standard deviation of $x$ by $\sqrt{1 - \rho}$, here by 0.45.
 #
@@ -231,7 +231,7 @@ plotting.save(
 
 # %% tags=["setup"]
 def bar(seeds):
-    """The seed's share above which pairs give narrower intervals than two samples."""
+    """The seed's share above which pairs give narrower intervals than twice as many seeds."""
     return 1 - (student_t(2 * seeds - 2) / student_t(seeds - 1)) ** 2
 
 
@@ -255,8 +255,8 @@ wide, narrow = (((b - a).std() / 2**0.5).item() for a, b in TWICE.values())
 assert abs(wide - 1) < 0.05 and abs(narrow - 0.2**0.5) < 0.03 and round(0.2**0.5, 2) == 0.45
 
 # %% [markdown] slide_title="Everything but the part has to be equal"
-# Three seeds need 3.3 standard deviations, eight need 1.2. Most tables below have three, and so has
-# the one of seven kinds of experts.
+# Three seeds need 3.3 standard deviations, eight need 1.2. Most tables below have three, like the
+# table of seven kinds of experts.
 #
 # ## 2 · What has to be equal
 #
@@ -606,9 +606,9 @@ SECTIONS = {"inner": 3, "position": 4, "longer": 4, "shared": 5, "gated": 5, "ro
 SECTIONS |= {"systems": 7, "systems_longer": 7, "experts": 8}
 
 # %% [markdown]
-# Here are this chapter's tables, with the seeds that count and those that chose rates (0 if taken
-# over), our rule's choice and, for section 1, the estimated share of the seed and the bar. Where do
-# pairs pay?
+# This list has our tables, with the seeds that count, the seeds that chose rates (0 if taken over),
+# our rule's choice and, for section 1, the estimated share of the seed and the bar. Where do pairs
+# pay?
 
 # %% tags=["aside"]
 for name, section in SECTIONS.items():
@@ -860,6 +860,9 @@ assert all(mean > 0 for mean, _ in eight)
 without = {row: nats for row, nats in position.items() if row != "A"}
 last = verdicts(without, averages, pool=pools(without))["decay minus rope on average"]
 assert last.called and round(last.p_value, 3) == 0.023
+table = torch.tensor([[*nats.values()] for nats in position.values()], dtype=torch.float64)
+left = table - table.mean(1, True) - table.mean(0, True) + table.mean()
+assert [*position][left.square().sum(1).argmax()] == "A"  # the noisiest row
 assert {*losses_of("09_longer")["S + A, rope"]} == {0, 1, 2} and {*position["A"]} == {1, 2, 3}
 
 # %% tags=["guard"]
@@ -1060,8 +1063,8 @@ assert all(called.values())
 # It is, for all three, though barely for the second: **most of their lead over the MLP seems to
 # come from the DGLU, and some from the experts.**
 #
-# And our first prediction, that more sharing is better? Here are kinds that share, against MoE,
-# which shares nothing, and against each other (two families picked afterwards):
+# And our first prediction, that more sharing is better? We compare kinds that share with MoE, which
+# shares nothing, and with each other (two families picked afterwards):
 
 # %% tags=["aside"]
 sharing = against("MoE", [SEI, "cohesive", "expansive"])
@@ -1231,7 +1234,7 @@ plotting.save(
 # %% [markdown]
 # Zero is in the interval, the paper's fall far outside. So this null says something: it excludes a
 # fall of more than 0.027. (Our rise isn't shown; up to 0.071 stays possible.) Trust the power less,
-# since three slopes give a poor standard deviation.
+# since three slopes give a poor standard deviation. Compute it *before* the runs.
 
 
 # %% tags=["guard"]
@@ -1319,9 +1322,9 @@ whole = judge(systems, WHOLE)
 assert [name for name, yes in whole.items() if not yes] == ["Mamba-2 minus Jamba"]
 
 # %% [markdown]
-# We lost our bet that with the same source Jamba and Cheems are close: Jamba is significantly ahead
-# with either. It's also ahead of OTCE, as predicted. But looking, adding seeds and looking again
-# isn't fair.
+# We had bet that with the same source Jamba and Cheems are close. We lost: Jamba is significantly
+# ahead with either. It's also ahead of OTCE, as predicted. But looking, adding seeds and looking
+# again isn't fair.
 #
 # How much of the gap is due to position? Look at the four means (we picked this split afterwards).
 # If position were most of it, both lines would rise steeply, close together:

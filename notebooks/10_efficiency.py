@@ -444,6 +444,9 @@ sines = [part for part, one in zip(share, timed, strict=True) if one[0] in ("sin
 assert 0.15 <= min(sines) < max(sines) < 0.215
 moving = [part for part, one in zip(share, timed, strict=True) if not one[1] and one[2] > 5e5]
 assert 0.25 < min(moving) < 1 < max(moving) < 2.3
+sums = [part for part, one in zip(share, timed, strict=True)
+        if one[0] in ("add", "mul", "sub", "addcmul") and one[2] > 5e5]  # fmt: skip
+assert sum(part > 0.6 for part in sums) > 0.8 * len(sums)
 assert 38 < 6 * MACHINE.flops / MACHINE.bandwidth < 40
 
 # %% tags=["guard"]
@@ -1345,6 +1348,9 @@ assert {row["capability"] for row in COMPILED["kernels"]} == {80, 86, 89, 90, 10
 reads = {row["dtype"]: row["registers"] for row in COMPILED["kernels"]
          if (row["capability"], row["name"], row["chunk"]) == (80, "_read", 64)}  # fmt: skip
 assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
+drawn = (80, 16, 32), (80, 32, 32), (90, 16, 32), (90, 32, 32), (90, 16, 64)
+assert [how_many_fit(tiles[key])[2] for key in drawn] == [1, 1, 2, 1, 2]
+assert tiles[90, 16, 32]["shared"] > 5 * ours["shared"]  # an H100's products read from there
 
 # %% [markdown] slide_title="What is associative can be cut, even softmax" slide_figure="10_trees:0"
 # ## 8 · What is associative can be cut

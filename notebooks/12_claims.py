@@ -1567,6 +1567,8 @@ for run in read_table("09_orders", "recall"):
 recalled = {row: (sum(past), len(past)) for row, past in orders.items()}
 places = "Jamba", "one, early", "two, not last", "OTCE"
 assert [recalled[row] for row in places] == [(0, 6), (2, 6), (5, 6), (0, 6)]
+smallest = 2 * math.comb(6, 5) / math.comb(12, 5)  # Fisher's p of 5 and 0 of six
+assert round(smallest, 3) == 0.015 and smallest > 0.05 / 6  # of six pairs: Holm stops at once
 for pattern in ("SI", "SSA"):
     assert sum(run["end"] < 0.9 for run in books[pattern]) == 1 and len(books[pattern]) == 5
 
